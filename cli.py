@@ -1,0 +1,69 @@
+"""The `kernarc-gate` command: parse, call, print, exit code. Commands load on use, so that --help stays fast."""
+
+import importlib
+import sys
+
+import click
+
+# command → module that defines a click command of that name, and its line in --help
+COMMANDS = {
+    "bench": ("cli_measure", "Measure builds side by side at several context depths."),
+    "compare": ("cli_gate", "Gate a candidate against a baseline: interval, output check, verdict."),
+    "check": ("cli_gate", "Check every output token of a finished run against the reference."),
+    "report": ("cli_report", "Render table, chart and page from saved records."),
+    "history": ("cli_report", "List the runs of a folder and how speed moved."),
+    "calibrate": ("cli_gate", "False alarms, coverage and the smallest effect the gate can see."),
+    "selftest": ("cli_machine", "Measure this machine's client against a server of known speed."),
+    "serve": ("cli_decoder", "Serve a checkpoint with the bundled decoder."),
+    "generate": ("cli_decoder", "Continue a prompt with the bundled decoder."),
+    "model": ("cli_decoder", "Make, inspect and quantise checkpoints."),
+    "engines": ("cli_machine", "Install and check engines, each in its own environment."),
+    "config": ("cli_machine", "Show or check a configuration."),
+    "doctor": ("cli_machine", "What this machine can and cannot do, and the next step."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they run; --help imports none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="kernarc-gate")
+def cli() -> None:
+    """Is this decoder build faster, by how much, at every context depth, and are its answers still right?"""
+
+
+def main() -> None:
+    """Entry point: expected errors become a message, a hint and their exit code."""
+    from .decoder.errors import DecoderError
+    from .harness.errors import KernarcError
+
+    try:
+        cli(prog_name="kernarc-gate", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except (DecoderError, KernarcError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(getattr(error, "exit_code", 2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Builds, benches and gates that ship with the package, found through importlib.resources."""

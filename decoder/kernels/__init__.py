@@ -1,0 +1,1 @@
+"""Triton kernels, one file each, beside their plain PyTorch twins."""

@@ -1,0 +1,1 @@
+"""Inference engines as processes that speak HTTP."""

@@ -1,0 +1,60 @@
+"""One formula a metric. Times in, milliseconds out; None where the stream does not define the metric.
+
+A stream is events (t_i, n_i tokens), i = 0…E−1, N = Σ n_i. Source of the definitions: the project's design page,
+after the faults of public serving benchmarks (chunks counted as tokens, prefill inside TPOT, first chunk of k tokens).
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+from .records import StreamRecord
+
+NS_PER_MS = 1e6
+
+
+def ttft_ms(stream: StreamRecord) -> float | None:
+    """Time to first token: t_0 − sent."""
+    if not stream.events:
+        return None
+    return (stream.events[0].t_ns - stream.sent_ns) / NS_PER_MS
+
+
+def tpot_ms(stream: StreamRecord) -> float | None:
+    """Time per output token: (t_last − t_0) / (N − n_0). Unchanged by how the server groups tokens into events."""
+    tokens_after_first = _tokens_after_first(stream)
+    if tokens_after_first < 1:
+        return None
+    return _decode_ms(stream) / tokens_after_first
+
+
+def step_ms(stream: StreamRecord) -> float | None:
+    """Time per engine step: (t_last − t_0) / (E − 1); None where an event is not known to be a step."""
+    if not stream.events_are_steps or len(stream.events) < 2:
+        return None
+    return _decode_ms(stream) / (len(stream.events) - 1)
+
+
+def tokens_per_step(stream: StreamRecord) -> float | None:
+    """Mean tokens an engine step: (N − n_0) / (E − 1), so tpot_ms = step_ms / tokens_per_step."""
+    if not stream.events_are_steps or len(stream.events) < 2:
+        return None
+    return _tokens_after_first(stream) / (len(stream.events) - 1)
+
+
+def tokens_per_second(tpot: float) -> float:
+    """Decode speed of one stream: 1000 / TPOT in ms."""
+    return 1000.0 / tpot
+
+
+def median_of(values: Sequence[float | None]) -> float | None:
+    """Median of the defined values; None where there is none."""
+    defined = [value for value in values if value is not None]
+    return median(defined) if defined else None
+
+
+def _decode_ms(stream: StreamRecord) -> float:
+    return (stream.events[-1].t_ns - stream.events[0].t_ns) / NS_PER_MS
+
+
+def _tokens_after_first(stream: StreamRecord) -> int:
+    return sum(len(event.token_ids) for event in stream.events[1:])

@@ -1,0 +1,1 @@
+"""Rendering saved records as tables, charts, pages and CI files."""
