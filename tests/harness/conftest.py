@@ -1,0 +1,106 @@
+"""Records with known contents, and small disks."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kernarc.harness.records import (
+    BuildRecord,
+    Environment,
+    RunManifest,
+    StreamRecord,
+    StreamStatus,
+    TokenEvent,
+    Usage,
+)
+
+
+@pytest.fixture
+def environment_record() -> Environment:
+    return Environment(
+        hostname="host",
+        platform="Linux",
+        cpu_model="cpu",
+        cpu_count=2,
+        cpu_governor=None,
+        memory_total_bytes=1,
+        gpu_name=None,
+        gpu_driver=None,
+        gpu_memory_bytes=None,
+        python_version="3.11",
+        library_versions={},
+        kernarc_version="0.1.0",
+        git_commit=None,
+        git_dirty=None,
+    )
+
+
+@pytest.fixture
+def manifest(environment_record: Environment) -> RunManifest:
+    build = BuildRecord(
+        name="a",
+        engine="endpoint",
+        engine_version=None,
+        command=(),
+        model="m",
+        model_sha256=None,
+        num_speculative_tokens=None,
+    )
+    return RunManifest(
+        run_id="r",
+        kind="bench",
+        created_utc="2026-01-01T00:00:00+00:00",
+        config_name="default",
+        config_yaml="",
+        builds=(build,),
+        depths=(128,),
+        requests_per_depth=2,
+        max_tokens=4,
+        seed=1,
+        launches=1,
+        residency="both",
+        requests_sha256="0",
+        prompt_source="random ids",
+        environment=environment_record,
+    )
+
+
+@pytest.fixture
+def stream() -> Callable[..., StreamRecord]:
+    def make(request_id: str = "d128-l0-r0", **changes: object) -> StreamRecord:
+        record = StreamRecord(
+            build="a",
+            depth=128,
+            launch=0,
+            block=0,
+            slot=0,
+            request_id=request_id,
+            request_sha256="0",
+            prompt_ids_sha256="0",
+            max_tokens=4,
+            sent_ns=0,
+            connect_ns=0,
+            ended_ns=50_000_000,
+            wall_utc="2026-01-01T00:00:00+00:00",
+            events=tuple(TokenEvent(t_ns=10_000_000 * n, token_ids=(n,)) for n in range(1, 5)),
+            events_are_steps=True,
+            usage=Usage(prompt_tokens=128, completion_tokens=4, cached_tokens=0),
+            finish_reason="length",
+            status=StreamStatus.OK,
+        )
+        return record.model_copy(update=changes)
+
+    return make
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; where mounting is not allowed, a folder whose tests limit the file size instead."""
+    mount = tmp_path / "small-disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)]
+    mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    yield mount
+    if mounted:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
