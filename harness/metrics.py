@@ -57,4 +57,4 @@ def _decode_ms(stream: StreamRecord) -> float:
 
 
 def _tokens_after_first(stream: StreamRecord) -> int:
-    return sum(len(event.token_ids) for event in stream.events[1:])
+    return sum(event.num_tokens for event in stream.events[1:])

@@ -21,12 +21,19 @@ class TokenEvent(Record):
     """One streamed event that carried tokens.
 
     t_ns: time.perf_counter_ns() when the bytes that completed the event arrived, before parsing.
-    token_ids: the ids it carried, at least one. text: its text, "" where the server sends none.
+    token_ids: the ids it carried; empty where the server sends none. text: its text, "" where the server sends none.
+    counted_tokens: where there are no ids, how many tokens it carried by the server's own exact count, at least one.
     """
 
     t_ns: int
     token_ids: tuple[int, ...]
     text: str = ""
+    counted_tokens: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the event carried."""
+        return len(self.token_ids) if self.counted_tokens is None else self.counted_tokens
 
 
 class Usage(Record):

@@ -1,0 +1,93 @@
+"""Whether one stream may be used: every way in which a server's answer can be wrong, in words."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from .completion import CompletionRequest
+from .reading import NS_PER_S, StreamLimits
+from .records import TokenEvent
+from .repetition import find_repetition_loop
+from .token_counts import CountedBy, TextTokenizer, TokenCounts, text_problem
+from .transcript import Transcript
+
+# Events closer than this part of the mean gap came in one burst: a server that flushes every n tokens.
+BURST_GAP = 0.1
+MAX_BURST_SHARE = 1 / 3
+
+
+def problems(
+    request: CompletionRequest,
+    transcript: Transcript,
+    counts: TokenCounts,
+    limits: StreamLimits,
+    tokenizer: TextTokenizer | None,
+) -> Iterator[str]:
+    """Every reason to void the stream, the most telling first."""
+    if transcript.problem:
+        yield transcript.problem
+    if counts.problem:
+        yield counts.problem
+    yield from _count_problems(request, transcript, counts)
+    yield from _depth_problems(request, transcript)
+    yield from _stalls(counts.events, limits)
+    if counts.counted_by in (CountedBy.IDS, CountedBy.TOKENIZER):
+        yield from _content_problems(request, counts.events, tokenizer)
+
+
+def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | None) -> bool:
+    """Whether one event is one engine step, as far as a client can know.
+
+    No event holds more tokens than a step can make (num_speculative_tokens + 1; one, where that is unknown), and events
+    do not come in bursts, as they do from a server that flushes every n tokens.
+    """
+    limit = 1 if max_tokens_per_step is None else max_tokens_per_step
+    if any(event.num_tokens > limit for event in events):
+        return False
+    if len(events) < 3:
+        return True
+    gaps = [later.t_ns - earlier.t_ns for earlier, later in pairwise(events)]
+    close = BURST_GAP * sum(gaps) / len(gaps)
+    return sum(gap <= close for gap in gaps) <= MAX_BURST_SHARE * len(gaps)
+
+
+def _count_problems(request: CompletionRequest, transcript: Transcript, counts: TokenCounts) -> Iterator[str]:
+    total = sum(event.num_tokens for event in counts.events)
+    counted = transcript.usage.completion_tokens
+    if transcript.finish_reason is None and total != request.max_tokens:
+        yield f"the stream ended without a finish reason after {total} of {request.max_tokens} tokens"
+    if counted is not None and counts.events and counted != total:
+        yield f"usage says {counted} tokens, {total} came by {counts.counted_by}"
+    if total > request.max_tokens:
+        yield f"{total} tokens came where {request.max_tokens} were asked for"
+
+
+def _depth_problems(request: CompletionRequest, transcript: Transcript) -> Iterator[str]:
+    usage, echoed = transcript.usage, transcript.prompt_ids
+    if usage.prompt_tokens is not None and usage.prompt_tokens != request.depth:
+        yield f"the server counted {usage.prompt_tokens} prompt tokens where {request.depth} were sent"
+    elif echoed is not None and request.prompt_ids and echoed != tuple(request.prompt_ids):
+        yield f"the server read other prompt ids than were sent ({len(echoed)} of them)"
+    elif usage.prompt_tokens is None and echoed is None:
+        yield "the server confirms no prompt length: neither usage nor prompt ids"
+    if usage.cached_tokens:
+        yield f"the server reused {usage.cached_tokens} cached prompt tokens"
+
+
+def _content_problems(
+    request: CompletionRequest, events: Sequence[TokenEvent], tokenizer: TextTokenizer | None
+) -> Iterator[str]:
+    disagreement = None if tokenizer is None else text_problem(events, tokenizer)
+    if disagreement:
+        yield disagreement
+    loop = find_repetition_loop([token for event in events for token in event.token_ids])
+    if loop and request.void_on_repetition:
+        yield f"degenerate output: {loop.length} tokens from {loop.start} on repeat with period {loop.period}"
+
+
+def _stalls(events: Sequence[TokenEvent], limits: StreamLimits) -> Iterator[str]:
+    limit_ns = limits.stall_s * NS_PER_S
+    for earlier, later in pairwise(events):
+        if later.t_ns - earlier.t_ns > limit_ns:
+            gap_s = (later.t_ns - earlier.t_ns) / NS_PER_S
+            yield f"stalled: {gap_s:.3g} s between tokens, the limit is {limits.stall_s:g} s"
+            return
