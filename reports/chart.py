@@ -1,0 +1,220 @@
+"""speed.svg and speed.png: decode speed against context depth. The same table gives the same bytes."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from . import format as fmt
+from .tables import Column, SpeedTable
+
+DATUM_TOKENS_PER_SECOND = 100.0
+INK, MUTED, GRID, PAPER = "#14202b", "#5b6873", "#dfe4e8", "#ffffff"
+PAPER_BOX = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # a label is never crossed by a line
+LABEL_ROOM = 0.12  # of the axis: a baseline point lower than this has its label above it
+RC: dict[Any, Any] = {
+    "svg.hashsalt": "kernarc-gate",
+    "svg.fonttype": "path",  # glyphs as outlines: no reader's font can change the drawing
+    "font.family": "DejaVu Sans",  # ships with matplotlib
+    "font.size": 10.0,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.8,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How a column is drawn: told apart by colour, by dash and by marker, so that grey print loses nothing."""
+
+    colour: str
+    dash: str | tuple[float, tuple[float, ...]]
+    marker: str
+    is_filled: bool
+
+
+BASELINE_STROKE = Stroke("#7a8691", "--", "s", False)
+# Okabe and Ito's palette, the strong blue first; lightness differs from the baseline's grey
+STROKES = (
+    Stroke("#005a9c", "-", "o", True),
+    Stroke("#b34700", "-.", "^", True),
+    Stroke("#00735c", ":", "D", True),
+    Stroke("#7a3b78", (0, (5, 1, 1, 1, 1, 1)), "v", True),
+)
+
+
+def render_svg(table: SpeedTable) -> bytes:
+    """The chart as SVG, without date, creator or fonts to load."""
+    with _drawn(table) as figure:
+        stream = io.BytesIO()
+        metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
+        figure.savefig(stream, format="svg", metadata=metadata)
+        return stream.getvalue()
+
+
+def render_png(table: SpeedTable) -> bytes:
+    """The chart as PNG at 200 dots an inch, without metadata."""
+    with _drawn(table) as figure:
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=200, metadata={"Software": None})
+        return stream.getvalue()
+
+
+def stroke_of(table: SpeedTable, column: Column) -> Stroke:
+    """The first column is the quiet baseline, the others take the palette in order."""
+    index = table.columns.index(column)
+    if index == 0 and len(table.columns) > 1:
+        return BASELINE_STROKE
+    return STROKES[max(index - 1, 0) % len(STROKES)]
+
+
+@contextmanager
+def _drawn(table: SpeedTable) -> Iterator[Figure]:
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a reader's matplotlibrc must not reach the drawing
+        mpl.rcParams.update(RC)
+        figure = Figure(figsize=(7.2, 4.8), layout=None, facecolor=PAPER)
+        axes = figure.add_axes((0.085, 0.2, 0.885, 0.68))
+        top = _draw_axes(axes, table)
+        _draw_columns(axes, table)
+        _draw_datum(axes, table, top)
+        _draw_dimension_lines(axes, table, top)
+        _draw_reasons(axes, table)
+        _draw_key(figure, table)
+        yield figure
+
+
+def _draw_columns(axes: Axes, table: SpeedTable) -> None:
+    for order, column in enumerate(table.columns):
+        stroke = stroke_of(table, column)
+        points = [
+            (depth, cell.tokens_per_second, cell.tokens_per_second_interval)
+            for depth in table.depths
+            if (cell := table.cells.get((column.key, depth))) is not None and cell.tokens_per_second is not None
+        ]
+        face = stroke.colour if stroke.is_filled else PAPER
+        depths, speeds = [p[0] for p in points], [p[1] for p in points]
+        axes.plot(
+            depths, speeds, color=stroke.colour, linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker,
+            markersize=6.5, markerfacecolor=face, markeredgecolor=stroke.colour, markeredgewidth=1.5, zorder=4 + order,
+        )  # fmt: skip
+        for depth, speed, interval in points:
+            if interval is not None and speed is not None:
+                axes.errorbar(
+                    [depth], [speed], yerr=[[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]],
+                    color=stroke.colour, elinewidth=1.2, capsize=4, capthick=1.2, fmt="none", zorder=3 + order,
+                )  # fmt: skip
+            is_above = stroke.is_filled or (speed or 0.0) < LABEL_ROOM * axes.get_ylim()[1]
+            axes.annotate(
+                fmt.tokens_per_second(speed), (depth, speed or 0.0), xytext=(0, 10 if is_above else -10),
+                textcoords="offset points", ha="center", va="bottom" if is_above else "top", fontsize=9.5,
+                color=stroke.colour if stroke.is_filled else MUTED, bbox=PAPER_BOX,
+                fontweight="bold" if stroke.is_filled else "normal", zorder=8,
+            )  # fmt: skip
+
+
+def _draw_axes(axes: Axes, table: SpeedTable) -> float:
+    axes.set_xscale("log", base=2)
+    low, high = min(table.depths), max(table.depths)
+    margin = (high / low) ** 0.075 if high > low else 2.0
+    axes.set_xlim(low / margin, high * margin)
+    axes.xaxis.set_major_locator(FixedLocator(list(table.depths)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: _depth_label(table, round(depth))))
+    axes.set_xlabel("Context depth, tokens (log 2)", labelpad=7)
+    speeds = [cell.tokens_per_second for cell in table.cells.values() if cell.tokens_per_second is not None]
+    top = max(speeds, default=DATUM_TOKENS_PER_SECOND) * 1.17
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda speed, _: fmt.count(round(speed)) if top > 5 else f"{speed:g}"))
+    axes.grid(axis="y", color=GRID, linewidth=0.7, zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.tick_params(axis="x", length=5, width=0.8, pad=5)
+    return top
+
+
+def _draw_datum(axes: Axes, table: SpeedTable, top: float) -> None:
+    """The published promise as a chain line, labelled in the widest gap between depths."""
+    if top < DATUM_TOKENS_PER_SECOND:
+        return
+    gaps = sorted(pairwise(table.depths), key=lambda gap: (-gap[1] / gap[0], gap))
+    place = (gaps[0][0] * gaps[0][1]) ** 0.5 if gaps else table.depths[0]
+    axes.axhline(DATUM_TOKENS_PER_SECOND, color=INK, linewidth=0.9, linestyle=(0, (12, 3, 2, 3)), zorder=2)
+    axes.annotate(
+        "100 tok/s", (place, DATUM_TOKENS_PER_SECOND), xytext=(0, -1), textcoords="offset points", ha="center",
+        va="center", fontsize=8.5, color=INK, bbox=PAPER_BOX, zorder=2.5,
+    )  # fmt: skip
+
+
+def _draw_dimension_lines(axes: Axes, table: SpeedTable, top: float) -> None:
+    """A fine dimension line between baseline and candidate where they are apart; the ratio stands below the depth."""
+    if len(table.candidates) != 1:
+        return
+    candidate = table.candidates[0]
+    for depth in table.depths:
+        speed_up = table.speed_ups[candidate.key, depth]
+        if speed_up.ratio is None:
+            continue
+        low = table.cells[table.baseline.key, depth].tokens_per_second or 0.0
+        high = table.cells[candidate.key, depth].tokens_per_second or 0.0
+        if abs(high - low) > top * 0.16:
+            axes.annotate(
+                "", (depth, high), xytext=(depth, low), zorder=1,
+                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 8, "shrinkB": 8},
+            )  # fmt: skip
+
+
+def _depth_label(table: SpeedTable, depth: int) -> str:
+    """ "8K", with the speed-up below it where there is one candidate."""
+    label = fmt.depth_short(depth)
+    if len(table.candidates) != 1:
+        return label
+    speed_up = table.speed_ups[table.candidates[0].key, depth]
+    if speed_up.ratio is None:
+        return label
+    return f"{label}\n{fmt.speed_up(speed_up.ratio)}{'*' if speed_up.is_derived else ''}"
+
+
+def _draw_reasons(axes: Axes, table: SpeedTable) -> None:
+    for place, column in enumerate(table.columns):
+        for depth in table.depths:
+            cell = table.cells.get((column.key, depth))
+            if cell is not None and cell.tpot is None:
+                axes.annotate(
+                    f"{column.label}: no speed", (depth, 0), xytext=(0, 5 + 11 * place), textcoords="offset points",
+                    ha="center", va="bottom", fontsize=7.5, color=MUTED, zorder=9,
+                )  # fmt: skip
+
+
+def _draw_key(figure: Figure, table: SpeedTable) -> None:
+    axes = figure.axes[0]
+    handles = []
+    for column in table.columns:
+        stroke = stroke_of(table, column)
+        (handle,) = axes.plot(
+            [], [], color=stroke.colour, linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker, markersize=6.5,
+            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.5, label=column.label,
+        )  # fmt: skip
+        handles.append(handle)
+    figure.legend(
+        handles=list(reversed(handles)), loc="upper right", bbox_to_anchor=(0.975, 0.985), ncols=len(handles),
+        frameon=False, fontsize=9.5, handlelength=2.6, columnspacing=1.8, labelcolor=INK,
+    )  # fmt: skip
+    figure.text(0.03, 0.945, "Decode tok/s, one stream", fontsize=11, fontweight="bold", va="center")
+    about = [f"bars: 95 % interval of the median; × speed-up over {table.baseline.label}"]
+    if table.has_derived:
+        about.append("* derived from different sessions")
+    figure.text(0.97, 0.018, "; ".join(about), fontsize=7.5, color=MUTED, ha="right", va="bottom")

@@ -1,0 +1,211 @@
+"""The table as Markdown, CSV, JSON and terminal text. All four print the same cells through format.py."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from . import format as fmt
+from .tables import Column, SpeedCell, SpeedTable, SpeedUp
+
+SCHEMA_VERSION = 1
+GEOMEAN = "Geomean"
+INTERVAL = "95 % CI"
+HEADERS = (
+    "Context", "Build", "tok/s", "ms/token", INTERVAL, "ms/step", "tokens/step", "first token ms", "speed-up", INTERVAL,
+)  # fmt: skip
+NARROW_HEADERS = {"tokens/step": "tokens\n/step", "first token ms": "first\ntoken ms"}
+WIDE = 100  # terminal columns from which intervals are shown
+CSV_FIELDS = (
+    "depth", "build", "run_id", "measured_on", "tokens_per_second", "tpot_ms", "tpot_ms_low", "tpot_ms_high", "step_ms",
+    "tokens_per_step", "ttft_ms", "streams", "void_streams", "is_checked", "void_reason", "speed_up", "speed_up_low",
+    "speed_up_high", "speed_up_kind",
+)  # fmt: skip
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+
+
+def markdown(table: SpeedTable) -> str:
+    """A GitHub table, one row a depth and build, with its conditions below."""
+    lines = [
+        "| " + " | ".join(HEADERS) + " |",
+        "|" + "|".join(" --- " if header == "Build" else " ---: " for header in HEADERS) + "|",
+    ]
+    lines += ["| " + " | ".join(_escape(text) for text in row) + " |" for row in _text_rows(table)]
+    lines += ["", *(f"- {_escape(note)}" for note in table_notes(table))]
+    return "\n".join(lines) + "\n"
+
+
+def rows(table: SpeedTable) -> list[Row]:
+    """One flat row a depth and build, settled numbers, units in the names."""
+    return [_row(table, cell) for cell in _cells(table)]
+
+
+def csv_text(table: SpeedTable) -> str:
+    """Tidy CSV: one row a depth and build; empty where there is no number."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, CSV_FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(table))
+    return stream.getvalue()
+
+
+def json_text(table: SpeedTable) -> str:
+    """`{schema_version, columns, depths, cells, geometric_mean}`; a missing number is null."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "baseline": table.baseline.label,
+        "columns": [
+            {"build": c.label, "run_id": c.run_id, "measured_on": c.measured_on, "engine": c.build.engine}
+            for c in table.columns
+        ],
+        "depths": list(table.depths),
+        "cells": rows(table),
+        "geometric_mean": {"depths": list(table.geometric_mean_depths), "columns": _geometric_means(table)},
+    }
+    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def terminal_table(table: SpeedTable, width: int = WIDE) -> Table:
+    """The same table for a rich console; the intervals stay out where `width` columns cannot hold them."""
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left", collapse_padding=True)
+    shown = [place for place, header in enumerate(HEADERS) if width >= WIDE or header != INTERVAL]
+    for place in shown:
+        view.add_column(NARROW_HEADERS.get(HEADERS[place], HEADERS[place]), justify="left" if place == 1 else "right")
+    previous = ""
+    for row in _text_rows(table):
+        if previous and row[0] != previous:
+            view.add_section()
+        texts = [Text("" if place == 0 and row[0] == previous else row[place]) for place in shown]
+        view.add_row(*texts, style="bold" if row[0] == GEOMEAN else None)
+        previous = row[0]
+    return view
+
+
+def table_notes(table: SpeedTable) -> list[str]:
+    """What a reader must know beside the numbers: reasons for empty cells, pairing, what an interval holds."""
+    notes = [f"{_name(cell)}: no speed: {cell.void_reason}" for cell in _cells(table) if cell.void_reason]
+    unchecked = [cell for cell in _cells(table) if cell.tpot is not None and not cell.is_checked]
+    if unchecked:
+        notes.append("Outputs not checked yet: `kernarc-gate check RUN_DIR` compares every token with the reference.")
+    if any(not speed_up.is_derived for speed_up in table.speed_ups.values()):
+        notes.append(
+            f"Speed-up over {table.baseline.label}: same requests in the same run, geometric mean of the "
+            "per-request ratios with its 95 % interval."
+        )
+    if table.has_derived:
+        notes.append(
+            "derived: a ratio of medians from different sessions, not a separate measurement, so it has no interval."
+        )
+    if any(s.launches == 1 for s in table.speed_ups.values() if s.ratio is not None and not s.is_derived):
+        notes.append("One launch of each engine: the interval holds the requests' spread, not that between launches.")
+    if table.geometric_mean_depths and table.geometric_mean_depths != table.depths:
+        over = ", ".join(fmt.count(depth) for depth in table.geometric_mean_depths)
+        notes.append(f"Geometric mean over the depths at which every build has a speed: {over}.")
+    return notes
+
+
+def _cells(table: SpeedTable) -> Iterator[SpeedCell]:
+    for depth in table.depths:
+        for column in table.columns:
+            if (cell := table.cells.get((column.key, depth))) is not None:
+                yield cell
+
+
+def _name(cell: SpeedCell) -> str:
+    return f"{cell.column.label} at {fmt.count(cell.depth)}"
+
+
+def _text_rows(table: SpeedTable) -> Iterator[tuple[str, ...]]:
+    for cell in _cells(table):
+        interval = ""
+        if cell.tpot is not None and cell.tpot.low is not None and cell.tpot.high is not None:
+            interval = fmt.milliseconds_interval(cell.tpot.low, cell.tpot.high)
+        yield (
+            fmt.count(cell.depth),
+            cell.column.label,
+            fmt.tokens_per_second(cell.tokens_per_second) if cell.tpot is not None else "no speed",
+            fmt.milliseconds(cell.tpot_ms),
+            interval,
+            fmt.milliseconds(cell.step_ms),
+            fmt.tokens_per_step(cell.tokens_per_step),
+            fmt.milliseconds(cell.ttft_ms),
+            *_speed_up_texts(table, cell.column, cell.depth),
+        )
+    for mean in table.geometric_means.values():
+        speeds = (fmt.tokens_per_second(mean.tokens_per_second), fmt.milliseconds(mean.tpot_ms))
+        yield (GEOMEAN, mean.column.label, *speeds, "", "", "", "", *_speed_up_texts(table, mean.column, None))
+
+
+def _speed_up_texts(table: SpeedTable, column: Column, depth: int | None) -> tuple[str, str]:
+    speed_up = table.speed_ups.get((column.key, depth))
+    if speed_up is None:
+        return "", ""
+    return fmt.speed_up(speed_up.ratio), interval_text(speed_up)
+
+
+def interval_text(speed_up: SpeedUp) -> str:
+    """The interval of a paired speed-up, "derived" for one across sessions, "" where there is no ratio."""
+    if speed_up.ratio is None:
+        return ""
+    if speed_up.is_derived:
+        return "derived"
+    if speed_up.low is None or speed_up.high is None:
+        return ""
+    return fmt.speed_up_interval(speed_up.low, speed_up.high)
+
+
+def _row(table: SpeedTable, cell: SpeedCell) -> Row:
+    return {
+        "depth": cell.depth,
+        "build": cell.column.label,
+        "run_id": cell.column.run_id,
+        "measured_on": cell.column.measured_on,
+        "tokens_per_second": _settled(cell.tokens_per_second),
+        "tpot_ms": _settled(cell.tpot_ms),
+        "tpot_ms_low": _settled(cell.tpot.low if cell.tpot else None),
+        "tpot_ms_high": _settled(cell.tpot.high if cell.tpot else None),
+        "step_ms": _settled(cell.step_ms),
+        "tokens_per_step": _settled(cell.tokens_per_step),
+        "ttft_ms": _settled(cell.ttft_ms),
+        "streams": cell.streams,
+        "void_streams": cell.void_streams,
+        "is_checked": cell.is_checked,
+        "void_reason": cell.void_reason,
+        **_speed_up_fields(table.speed_ups.get((cell.column.key, cell.depth))),
+    }
+
+
+def _speed_up_fields(speed_up: SpeedUp | None) -> Row:
+    if speed_up is None or speed_up.ratio is None:
+        return {"speed_up": None, "speed_up_low": None, "speed_up_high": None, "speed_up_kind": None}
+    return {
+        "speed_up": _settled(speed_up.ratio),
+        "speed_up_low": _settled(speed_up.low),
+        "speed_up_high": _settled(speed_up.high),
+        "speed_up_kind": "derived" if speed_up.is_derived else "paired",
+    }
+
+
+def _geometric_means(table: SpeedTable) -> list[Row]:
+    return [
+        {
+            "build": mean.column.label,
+            "tpot_ms": _settled(mean.tpot_ms),
+            "tokens_per_second": _settled(mean.tokens_per_second),
+            **_speed_up_fields(table.speed_ups.get((mean.column.key, None))),
+        }
+        for mean in table.geometric_means.values()
+    ]
+
+
+def _settled(value: float | None) -> float | None:
+    return None if value is None else fmt.settle(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

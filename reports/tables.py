@@ -1,0 +1,265 @@
+"""The decode-speed table as types: a cell has a speed only when its streams and its output check earned one."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..harness.errors import RecordError
+from ..harness.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
+from ..harness.records import BuildRecord, StreamRecord, StreamStatus
+from .estimates import Estimate, geometric_mean, median_estimate, ratio_estimate
+from .saved import CheckState, SavedRun, ok_streams
+
+
+@dataclass(frozen=True)
+class Column:
+    """One build of one run. key is unique in the table, label is what a reader sees."""
+
+    key: str
+    label: str
+    run_id: str
+    measured_on: str  # YYYY-MM-DD, UTC
+    build: BuildRecord
+
+
+@dataclass(frozen=True)
+class SpeedCell:
+    """One build at one depth: medians over requests, or the reason why there is none.
+
+    tpot_ms and its estimate are None exactly when `void_reason` is set. is_checked: the output check passed.
+    """
+
+    column: Column
+    depth: int
+    streams: int
+    void_streams: int
+    void_reasons: tuple[str, ...]
+    void_reason: str | None
+    is_checked: bool
+    tpot: Estimate | None = None
+    step_ms: float | None = None
+    tokens_per_step: float | None = None
+    ttft_ms: float | None = None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Median time per output token."""
+        return None if self.tpot is None else self.tpot.point_estimate
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """1000 / median TPOT."""
+        return None if self.tpot is None else tokens_per_second(self.tpot.point_estimate)
+
+    @property
+    def tokens_per_second_interval(self) -> tuple[float, float] | None:
+        """The interval of the median TPOT turned over."""
+        if self.tpot is None or self.tpot.low is None or self.tpot.high is None:
+            return None
+        return tokens_per_second(self.tpot.high), tokens_per_second(self.tpot.low)
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times faster a column is than the baseline column at one depth; depth None for all depths together.
+
+    Paired (same requests, same run): the geometric mean of per-request ratios, with its interval. Derived (different
+    sessions): the ratio of the two columns' medians, without an interval.
+    """
+
+    column: Column
+    depth: int | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    is_derived: bool
+    pairs: int = 0
+    launches: int = 0
+
+
+@dataclass(frozen=True)
+class GeometricMean:
+    """A column over the depths at which every column has a speed."""
+
+    column: Column
+    tpot_ms: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class SpeedTable:
+    """Everything table, chart and page print. The first column is the baseline."""
+
+    columns: tuple[Column, ...]
+    depths: tuple[int, ...]
+    cells: dict[tuple[str, int], SpeedCell]  # (column key, depth)
+    speed_ups: dict[tuple[str, int | None], SpeedUp]  # (column key, depth or None for the geometric mean)
+    geometric_means: dict[str, GeometricMean]
+    geometric_mean_depths: tuple[int, ...]
+
+    @property
+    def baseline(self) -> Column:
+        """The column every speed-up refers to."""
+        return self.columns[0]
+
+    @property
+    def candidates(self) -> tuple[Column, ...]:
+        """The other columns."""
+        return self.columns[1:]
+
+    @property
+    def has_derived(self) -> bool:
+        """True where some speed-up compares two sessions."""
+        return any(speed_up.is_derived for speed_up in self.speed_ups.values())
+
+    @property
+    def is_checked(self) -> bool:
+        """True where every shown speed passed the output check."""
+        return all(cell.is_checked for cell in self.cells.values() if cell.tpot is not None)
+
+
+def speed_table(runs: Sequence[SavedRun], *, require_check: bool = True) -> SpeedTable:
+    """The table of one or several runs; the first run's first build is the baseline.
+
+    require_check: a cell whose outputs nobody checked shows no speed (a publication). A failed check never does.
+    """
+    if not runs or not any(run.manifest.builds for run in runs):
+        raise RecordError("there is no build to report", "name a run directory written by `kernarc-gate bench`")
+    sources = list(_columns(runs))
+    columns = tuple(column for column, _ in sources)
+    depths = tuple(sorted({depth for run in runs for depth in run.manifest.depths}))
+    cells = {
+        (column.key, depth): _speed_cell(run, column, depth, require_check)
+        for column, run in sources
+        for depth in depths
+        if depth in run.manifest.depths
+    }
+    common = tuple(depth for depth in depths if all(_has_speed(cells, column, depth) for column in columns))
+    means = {column.key: _geometric_mean(cells, column, common) for column in columns} if common else {}
+    baseline, baseline_run = sources[0]
+    speed_ups: dict[tuple[str, int | None], SpeedUp] = {}
+    for column, run in sources[1:]:
+        for depth in depths:
+            speed_ups[column.key, depth] = _speed_up(baseline, baseline_run, column, run, depth, cells, (depth,))
+        speed_ups[column.key, None] = _speed_up(baseline, baseline_run, column, run, None, cells, common)
+    return SpeedTable(columns, depths, cells, speed_ups, means, common)
+
+
+def _columns(runs: Sequence[SavedRun]) -> Iterable[tuple[Column, SavedRun]]:
+    names = Counter(build.name for run in runs for build in run.manifest.builds)
+    for index, run in enumerate(runs):
+        for build in run.manifest.builds:
+            day = run.manifest.created_utc[:10]
+            label = build.name if names[build.name] == 1 else f"{build.name} ({run.manifest.run_id})"
+            yield Column(f"{index}:{build.name}", label, run.manifest.run_id, day, build), run
+
+
+def _speed_cell(run: SavedRun, column: Column, depth: int, require_check: bool) -> SpeedCell:
+    streams = run.cell_streams(column.build.name, depth)
+    counted = ok_streams(streams)
+    reasons = tuple(sorted({stream.void_reason or "no reason recorded" for stream in streams if _is_void(stream)}))
+    check = run.cell_check(column.build.name, depth)
+    void_reason = _streams_reason(run, len(streams), len(streams) - len(counted), reasons)
+    if void_reason is None and (
+        check.state is CheckState.FAILED or (require_check and check.state is CheckState.MISSING)
+    ):
+        void_reason = check.reason
+    tpot = _median(counted, tpot_ms)
+    if void_reason is None and tpot is None:
+        void_reason = "no stream has two events with tokens"
+    return SpeedCell(
+        column=column,
+        depth=depth,
+        streams=len(streams),
+        void_streams=len(streams) - len(counted),
+        void_reasons=reasons,
+        void_reason=void_reason,
+        is_checked=check.state is CheckState.PASSED,
+        tpot=tpot if void_reason is None else None,
+        step_ms=_point(counted, step_ms) if void_reason is None else None,
+        tokens_per_step=_point(counted, tokens_per_step) if void_reason is None else None,
+        ttft_ms=_point(counted, ttft_ms) if void_reason is None else None,
+    )
+
+
+def _streams_reason(run: SavedRun, streams: int, void_streams: int, reasons: Sequence[str]) -> str | None:
+    expected = run.manifest.requests_per_depth * run.manifest.launches
+    if streams == 0:
+        return "not measured"
+    if void_streams > run.manifest.max_void_streams_per_cell:
+        return f"{void_streams} of {streams} streams void: {'; '.join(reasons)}"
+    if streams < expected:
+        return f"{streams} of {expected} streams recorded: continue with `kernarc-gate bench --resume`"
+    return None
+
+
+def _is_void(stream: StreamRecord) -> bool:
+    return stream.status is not StreamStatus.OK
+
+
+def _by_launch(
+    streams: Iterable[StreamRecord], metric: Callable[[StreamRecord], float | None]
+) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = {}
+    for stream in streams:
+        value = metric(stream)
+        if value is not None:
+            values.setdefault(stream.launch, []).append(value)
+    return values
+
+
+def _median(streams: Iterable[StreamRecord], metric: Callable[[StreamRecord], float | None]) -> Estimate | None:
+    return median_estimate(_by_launch(streams, metric))
+
+
+def _point(streams: Iterable[StreamRecord], metric: Callable[[StreamRecord], float | None]) -> float | None:
+    estimate = _median(streams, metric)
+    return None if estimate is None else estimate.point_estimate
+
+
+def _has_speed(cells: dict[tuple[str, int], SpeedCell], column: Column, depth: int) -> bool:
+    cell = cells.get((column.key, depth))
+    return cell is not None and cell.tpot is not None
+
+
+def _geometric_mean(cells: dict[tuple[str, int], SpeedCell], column: Column, depths: Sequence[int]) -> GeometricMean:
+    tpots = [cell.tpot_ms for depth in depths if (cell := cells[column.key, depth]).tpot_ms is not None]
+    mean = geometric_mean(tpots)
+    return GeometricMean(column, mean, tokens_per_second(mean))
+
+
+def _speed_up(
+    baseline: Column,
+    baseline_run: SavedRun,
+    column: Column,
+    run: SavedRun,
+    depth: int | None,
+    cells: dict[tuple[str, int], SpeedCell],
+    depths: Sequence[int],
+) -> SpeedUp:
+    is_derived = run is not baseline_run
+    if not depths or not all(_has_speed(cells, each, d) for each in (baseline, column) for d in depths):
+        return SpeedUp(column, depth, None, None, None, is_derived)
+    if is_derived:
+        ratio = _geometric_mean(cells, baseline, depths).tpot_ms / _geometric_mean(cells, column, depths).tpot_ms
+        return SpeedUp(column, depth, ratio, None, None, is_derived)
+    estimate = ratio_estimate([_log_ratios(run, baseline.build.name, column.build.name, each) for each in depths])
+    if estimate is None:
+        return SpeedUp(column, depth, None, None, None, is_derived)
+    return SpeedUp(
+        column, depth, estimate.point_estimate, estimate.low, estimate.high, False, estimate.samples, estimate.launches
+    )
+
+
+def _log_ratios(run: SavedRun, baseline: str, candidate: str, depth: int) -> dict[int, list[float]]:
+    """ln(TPOT_baseline / TPOT_candidate) of every request that both builds answered, by launch."""
+    reference = {
+        (stream.launch, stream.request_id): tpot_ms(stream) for stream in ok_streams(run.cell_streams(baseline, depth))
+    }
+    ratios: dict[int, list[float]] = {}
+    for stream in ok_streams(run.cell_streams(candidate, depth)):
+        ours, theirs = tpot_ms(stream), reference.get((stream.launch, stream.request_id))
+        if ours and theirs:
+            ratios.setdefault(stream.launch, []).append(math.log(theirs / ours))
+    return ratios

@@ -1,0 +1,154 @@
+"""The table against numbers worked out here from the records, and every way a cell loses its speed."""
+
+import csv
+import io
+import json
+import math
+import random
+from pathlib import Path
+from statistics import median
+
+import pytest
+from kernarc.harness.records import StreamRecord, StreamStatus
+from kernarc.harness.storage import RunDirectory
+from kernarc.reports import table_files
+from kernarc.reports.render import render_table_text
+from kernarc.reports.saved import load_runs
+from kernarc.reports.tables import speed_table
+
+from .conftest import DEPTHS, MakeRun
+
+
+def token_times_ms(stream: StreamRecord) -> float:
+    """TPOT from the definition, not through metrics.py."""
+    after_first = len(stream.token_ids) - len(stream.events[0].token_ids)
+    return (stream.events[-1].t_ns - stream.events[0].t_ns) / 1e6 / after_first
+
+
+def test_cells_agree_with_the_records(full_run: Path) -> None:
+    table = speed_table(load_runs([full_run]))
+    streams = RunDirectory(full_run).streams()
+    for build in ("vllm", "kernarc"):
+        for depth in DEPTHS:
+            expected = median(token_times_ms(s) for s in streams if s.build == build and s.depth == depth)
+            cell = table.cells[f"0:{build}", depth]
+            assert cell.tpot_ms == pytest.approx(expected, rel=1e-12)
+            assert cell.tokens_per_second == pytest.approx(1000 / expected, rel=1e-12)
+            assert cell.tpot is not None
+            assert cell.tpot.low is not None
+            assert cell.tpot.high is not None
+            assert cell.tpot.low < expected < cell.tpot.high
+
+
+def test_a_paired_speed_up_is_the_geometric_mean_of_request_ratios(full_run: Path) -> None:
+    table = speed_table(load_runs([full_run]))
+    streams = {(s.build, s.request_id): s for s in RunDirectory(full_run).streams()}
+    logs = {
+        depth: [
+            math.log(token_times_ms(streams["vllm", request]) / token_times_ms(streams["kernarc", request]))
+            for build, request in streams
+            if build == "vllm" and request.startswith(f"d{depth}-")
+        ]
+        for depth in DEPTHS
+    }
+    for depth in DEPTHS:
+        speed_up = table.speed_ups["0:kernarc", depth]
+        assert speed_up.ratio == pytest.approx(math.exp(sum(logs[depth]) / len(logs[depth])), rel=1e-12)
+        assert not speed_up.is_derived
+        assert speed_up.pairs == 40
+    overall = table.speed_ups["0:kernarc", None]
+    means = [sum(values) / len(values) for values in logs.values()]
+    assert overall.ratio == pytest.approx(math.exp(sum(means) / len(means)), rel=1e-12)
+
+
+def test_columns_of_two_sessions_are_derived_and_have_no_interval(make_run: MakeRun, tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", builds=("vllm",), launches=1, tokens=32)
+    second = make_run(tmp_path / "b", builds=("kernarc",), launches=1, tokens=32, run_id="run-0002")
+    table = speed_table(load_runs([first, second]))
+    speed_up = table.speed_ups["1:kernarc", 128]
+    cells = table.cells
+    assert speed_up.is_derived
+    assert (speed_up.low, speed_up.high) == (None, None)
+    assert speed_up.ratio == pytest.approx((cells["0:vllm", 128].tpot_ms or 0) / (cells["1:kernarc", 128].tpot_ms or 1))
+    assert "derived" in table_files.markdown(table)
+
+
+def test_an_unchecked_cell_has_no_speed_in_a_publication_and_says_so_after_a_bench(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", launches=1, tokens=32, checked=False)
+    published = speed_table(load_runs([run]))
+    assert all(cell.tpot is None and "not checked" in (cell.void_reason or "") for cell in published.cells.values())
+    assert not published.geometric_means
+    benched = speed_table(load_runs([run]), require_check=False)
+    assert all(cell.tpot is not None for cell in benched.cells.values())
+    assert "Outputs not checked yet" in render_table_text(benched)
+
+
+def test_a_failed_check_takes_the_speed_even_after_a_bench(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", launches=1, tokens=32)
+    check = json.loads((run / "check.json").read_text())
+    check["cells"][5] = {"build": "kernarc", "depth": 8192, "verdict": "FAIL", "reason": "3 divergences"}
+    (run / "check.json").write_text(json.dumps(check))
+    table = speed_table(load_runs([run]), require_check=False)
+    cell = table.cells["0:kernarc", 8192]
+    assert cell.tpot is None
+    assert "3 divergences" in (cell.void_reason or "")
+    assert table.speed_ups["0:kernarc", 8192].ratio is None
+    assert table.geometric_mean_depths == (128, 32768, 65536)
+    text = render_table_text(table)
+    assert "no speed" in text
+    assert "Geometric mean over the depths" in text
+
+
+def void_one(stream: StreamRecord) -> StreamRecord:
+    if stream.build == "kernarc" and stream.request_id == "d128-l0-r3":
+        return stream.model_copy(update={"status": StreamStatus.VOID, "void_reason": "stalled for 10 s"})
+    return stream
+
+
+def lose_one(stream: StreamRecord) -> StreamRecord | None:
+    return None if stream.build == "kernarc" and stream.request_id == "d128-l0-r3" else stream
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [(void_one, "1 of 8 streams void: stalled for 10 s"), (lose_one, "7 of 8 streams recorded")]
+)
+def test_void_and_missing_streams_take_the_speed(
+    make_run: MakeRun, tmp_path: Path, change: object, reason: str
+) -> None:
+    run = make_run(tmp_path / "run", launches=1, tokens=32, change=change)
+    cell = speed_table(load_runs([run])).cells["0:kernarc", 128]
+    assert cell.tpot is None
+    assert reason in (cell.void_reason or "")
+    assert reason in table_files.markdown(speed_table(load_runs([run])))
+
+
+def test_markdown_csv_and_json_say_the_same(full_run: Path) -> None:
+    table = speed_table(load_runs([full_run]))
+    from_csv = list(csv.DictReader(io.StringIO(table_files.csv_text(table))))
+    from_json = json.loads(table_files.json_text(table))["cells"]
+    lines = table_files.markdown(table).splitlines()[2:]
+    for line, row, cell in zip(lines, from_csv, from_json, strict=False):
+        printed = [text.strip() for text in line.strip("|").split("|")]
+        assert float(row["tpot_ms"]) == cell["tpot_ms"]
+        assert float(row["tokens_per_second"]) == cell["tokens_per_second"]
+        assert printed[1] == row["build"] == cell["build"]
+        assert float(printed[2]) == round(cell["tokens_per_second"], 1)
+        assert float(printed[3]) == round(cell["tpot_ms"], 2)
+        if cell["speed_up"] is not None:
+            assert printed[8] == f"×{cell['speed_up']:.2f}"
+
+
+def test_rows_of_streams_in_any_order_give_the_same_table(make_run: MakeRun, tmp_path: Path, full_run: Path) -> None:
+    shuffled = make_run(tmp_path / "full", shuffle=random.Random(3).randrange(99))
+    for render in (table_files.markdown, table_files.csv_text, table_files.json_text):
+        assert render(speed_table(load_runs([shuffled]))) == render(speed_table(load_runs([full_run])))
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_terminal_table_keeps_every_number_at_any_width(full_run: Path, width: int) -> None:
+    text = render_table_text(speed_table(load_runs([full_run])), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for header in ("tok/s", "ms/token", "ms/step", "token ms", "speed-up", "Geomean"):
+        assert header in text
