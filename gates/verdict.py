@@ -1,0 +1,167 @@
+"""The decision: speed intervals, the output check and what voids, joined into one of four words. Fails closed."""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from ..harness.records import SCHEMA_VERSION, Record
+from .intervals import MIN_LAUNCHES, DepthInterval, student_quantile
+
+MAX_LAUNCHES_WORTH_NAMING = 200
+
+
+class Verdict(StrEnum):
+    """PASS is the only one that lets a change through."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    VOID = "VOID"
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 regression or wrong output, 3 inconclusive, 4 the measurement is void."""
+        return {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.VOID: 4}[self]
+
+
+class Attribution(Record):
+    """Where one depth's effect comes from; (1 + effect) = (1 + step_effect)·(1 + acceptance_effect). Fractions.
+
+    step_effect +0.02: each step takes 2 % longer. acceptance_effect +0.02: 2 % slower because a step yields fewer
+    tokens. Bounds are those of the deciding interval, None where it is undefined.
+    """
+
+    step_effect: float
+    step_low: float | None
+    step_high: float | None
+    acceptance_effect: float
+    acceptance_low: float | None
+    acceptance_high: float | None
+
+
+class DepthOutcome(Record):
+    """One depth: effects and bounds as fractions (+0.02 = 2 % slower); bounds are None while undefined."""
+
+    depth: int
+    point_estimate: float
+    low: float | None
+    high: float | None
+    bootstrap_low: float | None
+    bootstrap_high: float | None
+    student_low: float | None
+    student_high: float | None
+    launches: int
+    pairs: int
+    attribution: Attribution | None  # None where events are not steps
+    words: str  # the attribution in words
+
+
+class OutputOutcome(Record):
+    """The output check of one build: counts over every emitted token of its measured streams.
+
+    verdict INCONCLUSIVE: the check could not run, and reason says why. worst_gap in logits; None without positions.
+    """
+
+    build: str
+    verdict: Verdict
+    positions: int
+    matches: int
+    near_ties: int
+    divergences: int
+    worst_gap: float | None
+    reason: str
+
+
+class GateOutcome(Record):
+    """verdict.json: what was decided about one comparison, why, and what to do next."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    baseline: str
+    candidate: str
+    verdict: Verdict
+    speed_verdict: Verdict
+    improved_depths: tuple[int, ...]
+    margin: float
+    confidence: float  # family-wise, of this look
+    launches: int
+    launch_limit: int
+    depths: tuple[DepthOutcome, ...]
+    output_checks: tuple[OutputOutcome, ...]  # baseline first
+    identity: str  # whether both builds emitted the same ids, and where they first part
+    void_reasons: tuple[str, ...]
+    launches_needed: int | None
+    sentence: str
+    next_step: str
+
+
+def speed_verdict(intervals: Sequence[DepthInterval], margin: float) -> Verdict:
+    """PASS if every upper bound is below the margin, FAIL if some lower bound is above it, else INCONCLUSIVE.
+
+    margin is a fraction. Fewer than 3 launches or an undefined bound is INCONCLUSIVE; no depth at all is VOID.
+    """
+    if not intervals:
+        return Verdict.VOID
+    bounds = [bound for interval in intervals for bound in (interval.low, interval.high)]
+    if min(interval.launches for interval in intervals) < MIN_LAUNCHES or not all(map(math.isfinite, bounds)):
+        return Verdict.INCONCLUSIVE
+    limit = math.log1p(margin)
+    if any(interval.low > limit for interval in intervals):
+        return Verdict.FAIL
+    if all(interval.high < limit for interval in intervals):
+        return Verdict.PASS
+    return Verdict.INCONCLUSIVE
+
+
+def joint_verdict(
+    speed: Verdict, baseline: OutputOutcome | None, candidate: OutputOutcome | None, void_reasons: Sequence[str]
+) -> Verdict:
+    """One word for speed, both output checks and what voids. No speed without a passed output check.
+
+    Wrong candidate output is FAIL whatever else happened; a wrong baseline makes the comparison VOID, because a speed
+    measured against wrong answers means nothing.
+    """
+    if candidate is not None and candidate.verdict is Verdict.FAIL:
+        return Verdict.FAIL
+    if void_reasons or speed is Verdict.VOID:
+        return Verdict.VOID
+    if baseline is not None and baseline.verdict in (Verdict.FAIL, Verdict.VOID):
+        return Verdict.VOID
+    if speed is Verdict.FAIL:
+        return Verdict.FAIL
+    passed = [check is not None and check.verdict is Verdict.PASS for check in (baseline, candidate)]
+    if speed is Verdict.PASS and all(passed):
+        return Verdict.PASS
+    return Verdict.INCONCLUSIVE
+
+
+def improved_depths(intervals: Sequence[tuple[int, DepthInterval]]) -> tuple[int, ...]:
+    """Depths whose upper bound lies below zero, from at least 3 launches."""
+    return tuple(depth for depth, interval in intervals if interval.launches >= MIN_LAUNCHES and interval.high < 0)
+
+
+def launches_needed(intervals: Sequence[DepthInterval], margin: float, confidence: float) -> int | None:
+    """Launches at which the deciding interval would clear the margin if the estimates stay where they are.
+
+    To PASS every depth has to, to FAIL one is enough. The half width at n launches is the present one scaled by
+    t(n)·√L / t(L)·√n. None where the noise is unknown, or no number worth naming (200) would do.
+    """
+    if not intervals or any(not interval.half_width > 0 for interval in intervals):
+        return None
+    limit = math.log1p(margin)
+    needed = [
+        _needed_at(interval, abs(interval.point_estimate - limit), confidence, len(intervals)) for interval in intervals
+    ]
+    above = [count for interval, count in zip(intervals, needed, strict=True) if interval.point_estimate > limit]
+    decisive = min(above) if above else max(needed)
+    return int(decisive) if math.isfinite(decisive) else None
+
+
+def _needed_at(interval: DepthInterval, distance: float, confidence: float, num_depths: int) -> float:
+    """Launches until one depth's half width is below its distance from the margin; inf if over 200."""
+    now = student_quantile(confidence, num_depths, interval.launches) / math.sqrt(interval.launches)
+    for launches in range(max(interval.launches + 1, MIN_LAUNCHES), MAX_LAUNCHES_WORTH_NAMING + 1):
+        then = student_quantile(confidence, num_depths, launches) / math.sqrt(launches)
+        if interval.half_width * then / now < distance:
+            return launches
+    return math.inf

@@ -1,0 +1,65 @@
+"""Stream records of known times and tokens, made up."""
+
+from collections.abc import Callable
+
+import pytest
+from kernarc.harness.records import StreamRecord, StreamStatus, TokenEvent, Usage
+
+MakeStream = Callable[..., StreamRecord]
+
+
+def made_up_stream(
+    build: str = "a",
+    *,
+    depth: int = 128,
+    launch: int = 0,
+    request: int = 0,
+    step_ms: float = 10.0,
+    tokens_per_step: int = 2,
+    steps: int = 10,
+    token_ids: tuple[int, ...] | None = None,
+    status: StreamStatus = StreamStatus.OK,
+    void_reason: str | None = None,
+    events_are_steps: bool = True,
+    block: int = 0,
+    slot: int = 0,
+    max_tokens: int | None = None,
+    is_warmup: bool = False,
+    finish_reason: str | None = "length",
+) -> StreamRecord:
+    """A stream whose TPOT is exactly step_ms / tokens_per_step: one token first, then `steps` equal events."""
+    count = 1 + steps * tokens_per_step
+    ids = token_ids if token_ids is not None else tuple(range(100, 100 + count))
+    groups = [ids[:1], *(ids[start : start + tokens_per_step] for start in range(1, len(ids), tokens_per_step))]
+    events = tuple(
+        TokenEvent(t_ns=1_000_000_000 + round(index * step_ms * 1e6), token_ids=tuple(group))
+        for index, group in enumerate(groups)
+    )
+    request_id = f"d{depth}-l{launch}-{'w' if is_warmup else 'r'}{request}"
+    return StreamRecord(
+        build=build,
+        depth=depth,
+        launch=launch,
+        block=block,
+        slot=slot,
+        request_id=request_id,
+        request_sha256=f"request {request_id}",
+        prompt_ids_sha256=f"prompt {request_id}",
+        is_warmup=is_warmup,
+        max_tokens=len(ids) if max_tokens is None else max_tokens,
+        sent_ns=900_000_000,
+        connect_ns=0,
+        ended_ns=events[-1].t_ns if events else 900_000_001,
+        wall_utc="2026-11-30T12:00:00+00:00",
+        events=events,
+        events_are_steps=events_are_steps,
+        usage=Usage(prompt_tokens=depth, completion_tokens=len(ids)),
+        finish_reason=finish_reason,
+        status=status,
+        void_reason=void_reason,
+    )
+
+
+@pytest.fixture
+def make_stream() -> MakeStream:
+    return made_up_stream
