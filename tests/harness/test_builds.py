@@ -1,0 +1,62 @@
+"""What a build can be called, and what it becomes."""
+
+from pathlib import Path
+
+import pytest
+from kernarc.harness.builds import resolve_build, resolve_builds
+from kernarc.harness.config import ModelSource
+from kernarc.harness.errors import ConfigError
+
+
+def test_a_name_takes_the_bench_s_model() -> None:
+    build = resolve_build("kernarc", ModelSource(path="/models/x"))
+    assert (build.name, build.engine, build.num_speculative_tokens) == ("kernarc", "kernarc", 3)
+    assert build.model_source == ModelSource(path="/models/x")
+    assert build.events_are_steps
+
+
+def test_without_any_model_it_is_the_tiny_one() -> None:
+    assert resolve_build("vllm").model_source == ModelSource(synth="tiny")
+
+
+def test_a_file_s_own_model_wins_and_its_paths_start_at_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("engine: kernarc\nmodel: {path: ../m}\npythonpath: [code]\n")
+    build = resolve_build(str(path), ModelSource(synth="tiny"))
+    assert build.name == "mine"
+    assert build.model_source == ModelSource(path=str(tmp_path.parent / "m"))
+    assert build.pythonpath == (str(tmp_path / "code"),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "url", "model"),
+    [
+        ("endpoint:http://127.0.0.1:8000", "127.0.0.1:8000", "http://127.0.0.1:8000", None),
+        ("endpoint:http://host:8000/v1/#org/m", "host:8000", "http://host:8000/v1", "org/m"),
+        ("endpoint:https://api.example", "api.example", "https://api.example", None),
+    ],
+)
+def test_endpoints(spec: str, name: str, url: str, model: str | None) -> None:
+    build = resolve_build(spec)
+    assert (build.name, build.config.url, build.config.served_model) == (name, url, model)
+    assert build.config.vocab_size == 1000
+    assert not build.events_are_steps, "a stranger's events may be flushes of several steps"
+
+
+@pytest.mark.parametrize("spec", ["endpoint:", "endpoint:127.0.0.1:8000", "endpoint:ftp://x", "endpoint:http://x:0"])
+def test_endpoints_without_a_usable_url(spec: str) -> None:
+    with pytest.raises(ConfigError, match="names no server"):
+        resolve_build(spec)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'kernarc'"):
+        resolve_build("kernac")
+
+
+def test_one_build_twice_gets_two_names() -> None:
+    assert [build.name for build in resolve_builds(["kernarc", "kernarc", "kernarc"])] == [
+        "kernarc",
+        "kernarc-2",
+        "kernarc-3",
+    ]
