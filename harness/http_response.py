@@ -41,6 +41,11 @@ class ResponseReader:
             return False
         return "close" not in connection and (self._version != "HTTP/1.0" or "keep-alive" in connection)
 
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether the body's length is not known beforehand: chunked, or until the connection closes."""
+        return self._chunked or self._remaining is None
+
     def feed(self, piece: bytes) -> bytes:
         """Returns the body bytes in this piece. Raises HttpFramingError on bytes that cannot be a response."""
         if self.complete:

@@ -1,6 +1,6 @@
 """Reading one answer off the socket: stamped first, parsed later, given up at its limits.
 
-Between two recv calls only the HTTP framing is undone and the bytes are kept; JSON waits until the stream has ended, so
+After the first token the bytes are only stamped and kept; HTTP framing and JSON wait until the stream has ended, so
 that a 64K-token prompt or 5,000 events a second cannot make the next stamp late.
 """
 
@@ -14,7 +14,8 @@ from .http_response import HttpFramingError, ResponseReader
 NS_PER_S = 1_000_000_000
 RECV_BYTES = 65_536
 AFTER_DONE_S = 1.0  # how long the body may stay open after [DONE]
-_COMMENT = 0x3A  # ":"
+_FRAGMENT_BYTES = 8
+_DONE = re.compile(rb"(?:^|[\r\n]) *data: ?\[DONE\]\s*$")
 # Only to know which limit runs; the parser decides later what is a token.
 _FIRST_TOKEN = re.compile(rb'"token_ids": ?\[ ?\d|"(?:text|content|reasoning|reasoning_content|arguments)": ?"[^"]')
 _OVERLAP = 40
@@ -55,31 +56,48 @@ class Reading:
         """All body bytes."""
         return b"".join(piece for _, piece in self.pieces)
 
+    @property
+    def says_done(self) -> bool:
+        """Whether the last bytes are the [DONE] event."""
+        tail = b"".join(piece for _, piece in self.pieces[-20:])[-20:]
+        return _DONE.search(tail) is not None
+
+    def take(self, t_ns: int, piece: bytes) -> bytes:
+        """Undoes the framing of one piece, empty where the connection ended. Returns its body bytes, now in pieces."""
+        self.ended_ns = t_ns
+        if not piece:
+            self.response.end_of_connection()
+            return b""
+        body = self.response.feed(piece)
+        if body:
+            self.pieces.append((t_ns, body))
+        return body
+
+    def take_all(self, raw: list[tuple[int, bytes]]) -> None:
+        """Takes the pieces in order and empties the list."""
+        waiting = raw[:]
+        raw.clear()
+        for t_ns, piece in waiting:
+            self.take(t_ns, piece)
+
 
 def read_answer(source: socket.socket, sent_ns: int, prompt_tokens: int, limits: StreamLimits) -> Reading:
     """Reads one answer to its end or to a limit. Network trouble becomes `problem`, never an exception."""
     reading = Reading(ended_ns=sent_ns)
-    clock = _LimitClock(sent_ns, prompt_tokens, limits)
-    feed, keep, recv = reading.response.feed, reading.pieces.append, source.recv
+    stream_deadline_ns = sent_ns + round(limits.stream_s * NS_PER_S)
+    limit = f"no token within the limit of {limits.first_token_limit_s(prompt_tokens):g} s"
     try:
-        while True:
-            wait_s = clock.new_wait_s(reading.ended_ns)
-            if wait_s is not None:
-                source.settimeout(wait_s)
-            piece = recv(RECV_BYTES)
-            t_ns = reading.ended_ns = perf_counter_ns()
-            if not piece:
-                reading.response.end_of_connection()
-                return reading
-            body = feed(piece)
-            if body:
-                keep((t_ns, body))
-                clock.arrived(t_ns, body)
-            if reading.response.complete:
-                return reading
+        first_deadline_ns = sent_ns + round(limits.first_token_limit_s(prompt_tokens) * NS_PER_S)
+        _read_to_first_token(source, reading, min(first_deadline_ns, stream_deadline_ns))
+        limit = f"stalled: no token for {limits.stall_s:g} s"
+        _read_on(source, reading, round(limits.stall_s * NS_PER_S), stream_deadline_ns)
     except TimeoutError:
         reading.ended_ns = perf_counter_ns()
-        reading.problem = clock.expired()
+        if not reading.says_done:
+            is_over = reading.ended_ns >= stream_deadline_ns
+            reading.problem = (
+                f"the whole stream took longer than its limit of {limits.stream_s:g} s" if is_over else limit
+            )
     except HttpFramingError as error:
         reading.problem = error.message
     except OSError as error:
@@ -88,64 +106,49 @@ def read_answer(source: socket.socket, sent_ns: int, prompt_tokens: int, limits:
     return reading
 
 
-class _LimitClock:
-    """Which limit runs now, and when it ends."""
+def _read_to_first_token(source: socket.socket, reading: Reading, deadline_ns: int) -> None:
+    """Headers, pings, role-only events: until something that looks like a token is in, or the answer has ended."""
+    tail = b""
+    while not reading.response.complete:
+        source.settimeout(_seconds_left(deadline_ns))
+        piece = source.recv(RECV_BYTES)
+        reading.ended_ns = perf_counter_ns()
+        body = reading.take(reading.ended_ns, piece)
+        if _FIRST_TOKEN.search(tail + body):
+            return
+        tail = (tail + body)[-_OVERLAP:]
 
-    def __init__(self, sent_ns: int, prompt_tokens: int, limits: StreamLimits) -> None:
-        self._first_limit_s = limits.first_token_limit_s(prompt_tokens)
-        self._stall_s = limits.stall_s
-        self._stream_s = limits.stream_s
-        self._stall_ns = round(limits.stall_s * NS_PER_S)
-        self._first_deadline_ns = sent_ns + round(self._first_limit_s * NS_PER_S)
-        self._stream_deadline_ns = sent_ns + round(limits.stream_s * NS_PER_S)
-        self._last_progress_ns = sent_ns
-        self._has_token = False
-        self._is_done = False
-        self._wait_is_stall = False
-        self._tail = b""
 
-    def arrived(self, t_ns: int, body: bytes) -> None:
-        """Takes note of a body piece; a comment line is a sign of life, not progress."""
-        if not self._has_token:
-            self._has_token = _FIRST_TOKEN.search(self._tail + body) is not None
-            self._tail = body[-_OVERLAP:]
-        if body[0] != _COMMENT:
-            self._last_progress_ns = t_ns
-        if body.endswith(b"\n") and b"[DONE]" in body[-20:]:
-            self._is_done = True
+def _read_on(source: socket.socket, reading: Reading, stall_ns: int, deadline_ns: int) -> None:
+    """The rest: a step costs a recv, a stamp and an append; the framing is undone when the end may have come."""
+    raw: list[tuple[int, bytes]] = []
+    recv, keep = source.recv, raw.append
+    near_deadline_ns = deadline_ns - stall_ns
+    progress_ns = reading.ended_ns
+    undo_each = not reading.response.is_open_ended
+    source.settimeout(min(stall_ns / NS_PER_S, _seconds_left(deadline_ns)))
+    try:
+        while not reading.response.complete:
+            piece = recv(RECV_BYTES)
+            t_ns = perf_counter_ns()
+            keep((t_ns, piece))
+            is_fragment = len(piece) < _FRAGMENT_BYTES
+            if is_fragment or b"data" in piece:
+                progress_ns = t_ns
+            elif t_ns - progress_ns > stall_ns:  # comment lines are a sign of life, not progress
+                raise TimeoutError
+            if t_ns > near_deadline_ns:
+                source.settimeout(_seconds_left(deadline_ns))
+            if is_fragment or undo_each or piece.endswith(b"\r\n\r\n") or b"[DONE]" in piece:
+                reading.take_all(raw)
+                if reading.says_done:
+                    source.settimeout(AFTER_DONE_S)
+    finally:
+        reading.take_all(raw)
 
-    def new_wait_s(self, now_ns: int) -> float | None:
-        """How long the next recv may wait, None where the wait set before still holds. Raises TimeoutError."""
-        if self._is_done:
-            return AFTER_DONE_S
-        if now_ns > self._stream_deadline_ns:
-            raise TimeoutError
-        whole_left_ns = self._stream_deadline_ns - now_ns
-        if not self._has_token:
-            self._wait_is_stall = False
-            return self._positive_s(min(self._first_deadline_ns - now_ns, whole_left_ns))
-        idle_ns = now_ns - self._last_progress_ns
-        if idle_ns == 0 and whole_left_ns > self._stall_ns:
-            if self._wait_is_stall:
-                return None  # the usual case, once a step: the socket's timeout already is the stall limit
-            self._wait_is_stall = True
-            return self._stall_s
-        self._wait_is_stall = False
-        return self._positive_s(min(self._stall_ns - idle_ns, whole_left_ns))
 
-    def expired(self) -> str | None:
-        """The limit that ended the wait, in words; None where the stream had said [DONE]."""
-        if self._is_done:
-            return None
-        now_ns = perf_counter_ns()
-        if now_ns >= self._stream_deadline_ns:
-            return f"the whole stream took longer than its limit of {self._stream_s:g} s"
-        if not self._has_token:
-            return f"no token within the limit of {self._first_limit_s:g} s"
-        return f"stalled: no token for {self._stall_s:g} s"
-
-    @staticmethod
-    def _positive_s(left_ns: int) -> float:
-        if left_ns <= 0:
-            raise TimeoutError
-        return left_ns / NS_PER_S
+def _seconds_left(deadline_ns: int) -> float:
+    left_ns = deadline_ns - perf_counter_ns()
+    if left_ns <= 0:
+        raise TimeoutError
+    return left_ns / NS_PER_S
