@@ -1,4 +1,4 @@
-"""Point estimates and their 95 % intervals from repeated launches of an engine. Seeded: same values, same interval.
+"""The median of a cell and its 95 % interval. Seeded: the same values give the same interval.
 
 Requests inside one launch share that launch's luck, so the bootstrap has two levels: launches are drawn first, then
 requests within each drawn launch (Davison and Hinkley 1997, section 3.8). With one launch the interval holds the
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 SEED = 20_261_014
 N_RESAMPLES = 10_000
@@ -45,30 +44,6 @@ def median_estimate(by_launch: ByLaunch) -> Estimate | None:
     return Estimate(point, low, high, len(groups), len(pooled))
 
 
-def ratio_estimate(strata: Sequence[ByLaunch]) -> Estimate | None:
-    """exp(mean of paired log ratios), each stratum (a depth) weighing the same; None where a stratum has no pair.
-
-    The interval is the wider of the two-level bootstrap and Student's t on launch means. A launch is drawn for every
-    stratum at once: its luck is shared by all depths.
-    """
-    groups = [_groups(stratum) for stratum in strata]
-    if not groups or not all(groups):
-        return None
-    samples = sum(len(group) for stratum in groups for group in stratum)
-    mean = float(np.mean([np.concatenate(stratum).mean() for stratum in groups]))
-    launches = min(len(stratum) for stratum in groups)
-    if samples < 2:
-        return Estimate(math.exp(mean), None, None, launches, samples)
-    low, high = _percentiles(
-        np.mean([_resampled_means(stratum, place) for place, stratum in enumerate(groups)], axis=0)
-    )
-    if launches > 1 and all(len(stratum) == launches for stratum in groups):
-        launch_means = np.mean([[group.mean() for group in stratum] for stratum in groups], axis=0)  # [L]
-        half = stats.t.ppf(0.5 + CONFIDENCE / 2, launches - 1) * launch_means.std(ddof=1) / math.sqrt(launches)
-        low, high = min(low, mean - half), max(high, mean + half)
-    return Estimate(math.exp(mean), math.exp(low), math.exp(high), launches, samples)
-
-
 def geometric_mean(values: Sequence[float]) -> float:
     """exp(mean of logs); every value positive, at least one."""
     return math.exp(sum(math.log(value) for value in values) / len(values))
@@ -81,21 +56,18 @@ def _groups(by_launch: ByLaunch) -> list[Floats]:
     ]
 
 
-def _draw(groups: Sequence[Floats], stratum: int = 0) -> Floats:
-    """Two-level resamples [R, L, n_max]; places beyond a drawn launch's own count are NaN.
-
-    Strata share the drawn launches and draw their requests each for themselves.
-    """
-    launch_rng, rng = np.random.default_rng(SEED), np.random.default_rng([SEED, stratum])
+def _draw(groups: Sequence[Floats]) -> Floats:
+    """Two-level resamples [R, L, n_max]; places beyond a drawn launch's own count are NaN."""
+    rng = np.random.default_rng(SEED)
     sizes = np.array([len(group) for group in groups])
     padded = np.full((len(groups), int(sizes.max())), np.nan)
     for row, group in enumerate(groups):
         padded[row, : len(group)] = group
-    launches = (launch_rng.random((N_RESAMPLES, len(groups))) * len(groups)).astype(np.intp)  # [R, L]
+    launches = (rng.random((N_RESAMPLES, len(groups))) * len(groups)).astype(np.intp)  # [R, L]
     drawn_sizes = sizes[launches][..., None]  # [R, L, 1]
     places = (rng.random((N_RESAMPLES, len(groups), padded.shape[1])) * drawn_sizes).astype(np.intp)
     drawn: Floats = padded[launches[..., None], places]  # [R, L, n_max]
-    drawn[np.arange(padded.shape[1]) >= drawn_sizes] = np.nan
+    drawn[np.broadcast_to(np.arange(padded.shape[1]) >= drawn_sizes, drawn.shape)] = np.nan
     return drawn
 
 
@@ -105,11 +77,6 @@ def _resampled_medians(groups: Sequence[Floats]) -> Floats:
     rows = np.arange(N_RESAMPLES)
     medians: Floats = (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2
     return medians
-
-
-def _resampled_means(groups: Sequence[Floats], stratum: int) -> Floats:
-    means: Floats = np.nanmean(_draw(groups, stratum).reshape(N_RESAMPLES, -1), axis=1)
-    return means
 
 
 def _percentiles(resampled: Floats) -> tuple[float, float]:

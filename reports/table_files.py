@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from . import format as fmt
-from .tables import Column, SpeedCell, SpeedTable, SpeedUp
+from .speed_ups import SpeedUp
+from .tables import Column, SpeedCell, SpeedTable
 
 SCHEMA_VERSION = 1
 GEOMEAN = "Geomean"

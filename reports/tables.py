@@ -1,6 +1,5 @@
 """The decode-speed table as types: a cell has a speed only when its streams and its output check earned one."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,9 @@ from dataclasses import dataclass
 from ..harness.errors import RecordError
 from ..harness.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
 from ..harness.records import BuildRecord, StreamRecord, StreamStatus
-from .estimates import Estimate, geometric_mean, median_estimate, ratio_estimate
+from .estimates import Estimate, geometric_mean, median_estimate
 from .saved import CheckState, SavedRun, ok_streams
+from .speed_ups import SpeedUp, SpeedUps, derived, paired
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,6 @@ class SpeedCell:
         if self.tpot is None or self.tpot.low is None or self.tpot.high is None:
             return None
         return tokens_per_second(self.tpot.high), tokens_per_second(self.tpot.low)
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """How many times faster a column is than the baseline column at one depth; depth None for all depths together.
-
-    Paired (same requests, same run): the geometric mean of per-request ratios, with its interval. Derived (different
-    sessions): the ratio of the two columns' medians, without an interval.
-    """
-
-    column: Column
-    depth: int | None
-    ratio: float | None
-    low: float | None
-    high: float | None
-    is_derived: bool
-    pairs: int = 0
-    launches: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,13 +119,29 @@ def speed_table(runs: Sequence[SavedRun], *, require_check: bool = True) -> Spee
     }
     common = tuple(depth for depth in depths if all(_has_speed(cells, column, depth) for column in columns))
     means = {column.key: _geometric_mean(cells, column, common) for column in columns} if common else {}
-    baseline, baseline_run = sources[0]
     speed_ups: dict[tuple[str, int | None], SpeedUp] = {}
     for column, run in sources[1:]:
-        for depth in depths:
-            speed_ups[column.key, depth] = _speed_up(baseline, baseline_run, column, run, depth, cells, (depth,))
-        speed_ups[column.key, None] = _speed_up(baseline, baseline_run, column, run, None, cells, common)
+        found = _speed_ups(sources[0], (column, run), cells)
+        speed_ups |= {(column.key, depth): found.by_depth.get(depth, NO_SPEED_UP) for depth in depths}
+        over_all = found if tuple(sorted(found.by_depth)) == common else None
+        speed_ups[column.key, None] = over_all.geometric_mean if over_all else NO_SPEED_UP
     return SpeedTable(columns, depths, cells, speed_ups, means, common)
+
+
+NO_SPEED_UP = SpeedUp(None, is_derived=False, reason="a build has no speed at this depth")
+
+
+def _speed_ups(
+    baseline: tuple[Column, SavedRun], candidate: tuple[Column, SavedRun], cells: dict[tuple[str, int], SpeedCell]
+) -> SpeedUps:
+    tpots = [
+        {cell.depth: cell.tpot_ms for cell in cells.values() if cell.column is column and cell.tpot_ms is not None}
+        for column, _ in (baseline, candidate)
+    ]
+    if baseline[1] is not candidate[1]:
+        return derived(*tpots)
+    both = sorted(tpots[0].keys() & tpots[1].keys())
+    return paired(baseline[1], baseline[0].build.name, candidate[0].build.name, both)
 
 
 def _columns(runs: Sequence[SavedRun]) -> Iterable[tuple[Column, SavedRun]]:
@@ -227,39 +225,3 @@ def _geometric_mean(cells: dict[tuple[str, int], SpeedCell], column: Column, dep
     tpots = [cell.tpot_ms for depth in depths if (cell := cells[column.key, depth]).tpot_ms is not None]
     mean = geometric_mean(tpots)
     return GeometricMean(column, mean, tokens_per_second(mean))
-
-
-def _speed_up(
-    baseline: Column,
-    baseline_run: SavedRun,
-    column: Column,
-    run: SavedRun,
-    depth: int | None,
-    cells: dict[tuple[str, int], SpeedCell],
-    depths: Sequence[int],
-) -> SpeedUp:
-    is_derived = run is not baseline_run
-    if not depths or not all(_has_speed(cells, each, d) for each in (baseline, column) for d in depths):
-        return SpeedUp(column, depth, None, None, None, is_derived)
-    if is_derived:
-        ratio = _geometric_mean(cells, baseline, depths).tpot_ms / _geometric_mean(cells, column, depths).tpot_ms
-        return SpeedUp(column, depth, ratio, None, None, is_derived)
-    estimate = ratio_estimate([_log_ratios(run, baseline.build.name, column.build.name, each) for each in depths])
-    if estimate is None:
-        return SpeedUp(column, depth, None, None, None, is_derived)
-    return SpeedUp(
-        column, depth, estimate.point_estimate, estimate.low, estimate.high, False, estimate.samples, estimate.launches
-    )
-
-
-def _log_ratios(run: SavedRun, baseline: str, candidate: str, depth: int) -> dict[int, list[float]]:
-    """ln(TPOT_baseline / TPOT_candidate) of every request that both builds answered, by launch."""
-    reference = {
-        (stream.launch, stream.request_id): tpot_ms(stream) for stream in ok_streams(run.cell_streams(baseline, depth))
-    }
-    ratios: dict[int, list[float]] = {}
-    for stream in ok_streams(run.cell_streams(candidate, depth)):
-        ours, theirs = tpot_ms(stream), reference.get((stream.launch, stream.request_id))
-        if ours and theirs:
-            ratios.setdefault(stream.launch, []).append(math.log(theirs / ours))
-    return ratios

@@ -14,7 +14,7 @@ from kernarc.harness.storage import RunDirectory
 from kernarc.reports import table_files
 from kernarc.reports.render import render_table_text
 from kernarc.reports.saved import load_runs
-from kernarc.reports.tables import speed_table
+from kernarc.reports.tables import SpeedTable, speed_table
 
 from .conftest import DEPTHS, MakeRun
 
@@ -25,8 +25,12 @@ def token_times_ms(stream: StreamRecord) -> float:
     return (stream.events[-1].t_ns - stream.events[0].t_ns) / 1e6 / after_first
 
 
-def test_cells_agree_with_the_records(full_run: Path) -> None:
-    table = speed_table(load_runs([full_run]))
+@pytest.fixture(scope="module")
+def table(full_run: Path) -> SpeedTable:
+    return speed_table(load_runs([full_run]))
+
+
+def test_cells_agree_with_the_records(full_run: Path, table: SpeedTable) -> None:
     streams = RunDirectory(full_run).streams()
     for build in ("vllm", "kernarc"):
         for depth in DEPTHS:
@@ -40,8 +44,7 @@ def test_cells_agree_with_the_records(full_run: Path) -> None:
             assert cell.tpot.low < expected < cell.tpot.high
 
 
-def test_a_paired_speed_up_is_the_geometric_mean_of_request_ratios(full_run: Path) -> None:
-    table = speed_table(load_runs([full_run]))
+def test_a_paired_speed_up_is_the_geometric_mean_of_request_ratios(full_run: Path, table: SpeedTable) -> None:
     streams = {(s.build, s.request_id): s for s in RunDirectory(full_run).streams()}
     logs = {
         depth: [
@@ -124,8 +127,7 @@ def test_void_and_missing_streams_take_the_speed(
     assert reason in table_files.markdown(speed_table(load_runs([run])))
 
 
-def test_markdown_csv_and_json_say_the_same(full_run: Path) -> None:
-    table = speed_table(load_runs([full_run]))
+def test_markdown_csv_and_json_say_the_same(table: SpeedTable) -> None:
     from_csv = list(csv.DictReader(io.StringIO(table_files.csv_text(table))))
     from_json = json.loads(table_files.json_text(table))["cells"]
     lines = table_files.markdown(table).splitlines()[2:]
@@ -140,15 +142,15 @@ def test_markdown_csv_and_json_say_the_same(full_run: Path) -> None:
             assert printed[8] == f"×{cell['speed_up']:.2f}"
 
 
-def test_rows_of_streams_in_any_order_give_the_same_table(make_run: MakeRun, tmp_path: Path, full_run: Path) -> None:
-    shuffled = make_run(tmp_path / "full", shuffle=random.Random(3).randrange(99))
+def test_rows_of_streams_in_any_order_give_the_same_table(make_run: MakeRun, tmp_path: Path, table: SpeedTable) -> None:
+    shuffled = speed_table(load_runs([make_run(tmp_path / "full", shuffle=random.Random(3).randrange(99))]))
     for render in (table_files.markdown, table_files.csv_text, table_files.json_text):
-        assert render(speed_table(load_runs([shuffled]))) == render(speed_table(load_runs([full_run])))
+        assert render(shuffled) == render(table)
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_the_terminal_table_keeps_every_number_at_any_width(full_run: Path, width: int) -> None:
-    text = render_table_text(speed_table(load_runs([full_run])), width)
+def test_the_terminal_table_keeps_every_number_at_any_width(table: SpeedTable, width: int) -> None:
+    text = render_table_text(table, width)
     assert max(len(line) for line in text.splitlines()) <= width
     for header in ("tok/s", "ms/token", "ms/step", "token ms", "speed-up", "Geomean"):
         assert header in text
