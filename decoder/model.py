@@ -1,0 +1,83 @@
+"""The target model: embedding, layers of one mixer and one MLP, final norm, head."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from .attention import GatedAttention, Rope
+from .cache import DeltaNetState, KeyValueCache, SequenceState
+from .config import FULL_ATTENTION, ModelConfig
+from .gated_delta_net import GatedDeltaNet
+from .norm import RmsNorm
+
+Weights = dict[str, torch.Tensor]
+
+
+def take(weights: Weights, prefix: str) -> Weights:
+    """Move the tensors below `prefix` out of `weights`, by the rest of their names, so that fusing frees them."""
+    return {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+
+
+def offset_norm(weight: torch.Tensor, config: ModelConfig) -> RmsNorm:
+    """The model's RMSNorm, which multiplies by 1 + w."""
+    return RmsNorm(1.0 + weight.float(), config.rms_norm_eps)
+
+
+class DecoderLayer:
+    """x + mixer(norm(x)), then x + mlp(norm(x)); both residual additions ride on the last matrix product."""
+
+    def __init__(self, config: ModelConfig, kind: str, weights: Weights, rope: Rope) -> None:
+        self.mixer_norm = offset_norm(weights["input_layernorm.weight"], config)
+        self.mlp_norm = offset_norm(weights["post_attention_layernorm.weight"], config)
+        self.mixer: GatedAttention | GatedDeltaNet = (
+            GatedAttention(config, take(weights, "self_attn."), rope)
+            if kind == FULL_ATTENTION
+            else GatedDeltaNet(config, take(weights, "linear_attn."))
+        )
+        gate_up = [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]]
+        self.gate_up = torch.cat(gate_up).t().contiguous()  # [H, 2·I]
+        self.down = weights["mlp.down_proj.weight"].t().contiguous()  # [I, H]
+
+    def forward(self, x: torch.Tensor, state: KeyValueCache | DeltaNetState, start: int) -> torch.Tensor:
+        """x [R, H] at positions start … start + R − 1 → [R, H]."""
+        normed = self.mixer_norm(x)
+        if isinstance(self.mixer, GatedAttention):
+            assert isinstance(state, KeyValueCache)
+            mixed = self.mixer.forward(normed, state, start)
+        else:
+            assert isinstance(state, DeltaNetState)
+            mixed = self.mixer.forward(normed, state)
+        x = torch.addmm(x, mixed, self.mixer.out_proj)
+        gate, up = (self.mlp_norm(x) @ self.gate_up).chunk(2, -1)
+        return torch.addmm(x, F.silu(gate) * up, self.down)
+
+
+class Model:
+    """Weights of the target, fused for few matrix products; the sequence lives in a SequenceState."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, rope: Rope) -> None:
+        """weights: the target's tensors by canonical name, in the compute dtype; taken out as layers are built."""
+        self.embedding = weights["model.embed_tokens.weight"]  # [V, H]
+        head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self.head = head.t()  # [H, V]
+        self.layers = [
+            DecoderLayer(config, kind, take(weights, f"model.layers.{index}."), rope)
+            for index, kind in enumerate(config.layer_types)
+        ]
+        self.norm = offset_norm(weights["model.norm.weight"], config)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[R] → [R, H]."""
+        return self.embedding.index_select(0, token_ids)
+
+    def forward(self, token_ids: torch.Tensor, state: SequenceState, start: int) -> torch.Tensor:
+        """Token ids [R] at positions start … → hidden states after the final norm [R, H]; GDN rows are left pending."""
+        x = self.embed(token_ids)
+        for layer, layer_state in zip(self.layers, state.layers, strict=True):
+            x = layer.forward(x, layer_state, start)
+        return self.norm(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, H] → [R, V]."""
+        return hidden @ self.head

@@ -1,0 +1,105 @@
+"""One sequence in plain PyTorch: prefill in chunks, then draft, verify, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .attention import Rope
+from .cache import KeyValueCache, SequenceState
+from .config import ModelConfig
+from .model import Model, Weights
+from .mtp import MtpHead
+
+PREFILL_ROWS = 512  # prompt tokens read in one forward
+_BACKLOG_LIMIT = 16  # steps without drafts after which the MTP head catches up
+
+
+class TorchSession:
+    """A Session (generate.py) whose state lives in preallocated tensors."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        max_context: int,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        """weights: Checkpoint tensors in `dtype`, with the `mtp.` ones if drafts are wanted; emptied here."""
+        rope = Rope(config, max_context, dtype, device)
+        self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
+        self.model = Model(config, weights, rope)
+        self.state = SequenceState.allocate(config, max_context, dtype, device)
+        self.mtp_cache = KeyValueCache(config, max_context, dtype, device)
+        self.device = device
+        self.context_length = 0
+        self._mtp_length = 0  # positions whose MTP keys and values come from true hidden states
+        self._last_token = 0  # emitted, not yet read by the model
+        # committed positions that the MTP head has not read yet: (next tokens [R], true hidden states [R, H])
+        self._backlog: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @torch.inference_mode()
+    def prefill(self, prompt_ids: Sequence[int]) -> int:
+        """Reset, read the whole prompt, return the first greedy token."""
+        self.state.reset()
+        self._mtp_length = 0
+        prompt = torch.tensor(prompt_ids, device=self.device)
+        for start in range(0, len(prompt), PREFILL_ROWS):
+            token_ids = prompt[start : start + PREFILL_ROWS]
+            hidden = self.model.forward(token_ids, self.state, start)  # [R, H]
+            self.state.commit(len(token_ids))
+            following = prompt[start + 1 : start + len(token_ids) + 1]
+            if self.mtp is not None and len(following):
+                self._read_mtp(following, hidden[: len(following)])
+        self.context_length = len(prompt)
+        first = self.model.logits(hidden[-1:]).argmax(-1)  # [1]
+        self._backlog = [(first, hidden[-1:])]
+        self._last_token = int(first)
+        return self._last_token
+
+    @torch.inference_mode()
+    def step(self, num_drafts: int) -> tuple[list[int], int]:
+        """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
+        drafts = self._draft(num_drafts)
+        token_ids = torch.tensor([self._last_token, *drafts], device=self.device)  # [k + 1]
+        hidden = self.model.forward(token_ids, self.state, self.context_length)  # [k + 1, H]
+        predicted = self.model.logits(hidden).argmax(-1)  # [k + 1], what follows each row
+        tokens = predicted.tolist()
+        accepted = 0
+        while accepted < num_drafts and drafts[accepted] == tokens[accepted]:
+            accepted += 1
+        kept = accepted + 1
+        self.state.commit(kept)
+        self.context_length += kept
+        self._backlog.append((predicted[:kept], hidden[:kept]))
+        self._last_token = tokens[accepted]
+        return tokens[:kept], accepted
+
+    def _draft(self, num_drafts: int) -> list[int]:
+        """Guess x_{n+1} … x_{n+k} after the unread token x_n (n = context_length) by recursion of the MTP head."""
+        if self.mtp is None or num_drafts == 0:
+            if len(self._backlog) >= _BACKLOG_LIMIT:
+                self._read_backlog()
+            return []
+        hidden = self._read_backlog()[-1:]  # [1, H], the head at position n − 1
+        drafts = [self.model.logits(hidden).argmax(-1)]
+        for position in range(self.context_length, self.context_length + num_drafts - 1):
+            hidden = self.mtp.forward(self.model.embed(drafts[-1]), hidden, self.mtp_cache, position)
+            drafts.append(self.model.logits(hidden).argmax(-1))
+        return torch.cat(drafts).tolist()
+
+    def _read_backlog(self) -> torch.Tensor:
+        """Re-run the head where tokens were accepted, now with true hidden states, over the drafted keys and values."""
+        tokens, hidden = (torch.cat(parts) for parts in zip(*self._backlog, strict=True))
+        self._backlog = []
+        return self._read_mtp(tokens, hidden)
+
+    def _read_mtp(self, next_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Run the head over the next committed positions: [R], [R, H] → [R, H]."""
+        assert self.mtp is not None, "only a session with an MTP head drafts"
+        start = self._mtp_length
+        self._mtp_length += len(next_tokens)
+        return self.mtp.forward(self.model.embed(next_tokens), hidden, self.mtp_cache, start)
