@@ -5,36 +5,54 @@ after the faults of public serving benchmarks (chunks counted as tokens, prefill
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
+from typing import Protocol
 
-from .records import StreamRecord
+from .records import TokenEvent
 
 NS_PER_MS = 1e6
+BURST_GAP = 0.1  # of the mean gap: events closer than this were flushed together
 
 
-def ttft_ms(stream: StreamRecord) -> float | None:
+class TimedStream(Protocol):
+    """What the metrics need of a stream; StreamRecord and StreamOutcome both are one."""
+
+    @property
+    def sent_ns(self) -> int: ...
+    @property
+    def events(self) -> tuple[TokenEvent, ...]: ...
+    @property
+    def events_are_steps(self) -> bool: ...
+
+
+def ttft_ms(stream: TimedStream) -> float | None:
     """Time to first token: t_0 − sent."""
     if not stream.events:
         return None
     return (stream.events[0].t_ns - stream.sent_ns) / NS_PER_MS
 
 
-def tpot_ms(stream: StreamRecord) -> float | None:
-    """Time per output token: (t_last − t_0) / (N − n_0). Unchanged by how the server groups tokens into events."""
+def tpot_ms(stream: TimedStream) -> float | None:
+    """Time per output token: (t_last − t_0) / (N − n_0). Unchanged by how the server groups tokens into events.
+
+    n_0 is the tokens of the first event; where events are no steps, of the first burst: a server that flushes every n
+    tokens as n events sends them all at the time of the last.
+    """
     tokens_after_first = _tokens_after_first(stream)
     if tokens_after_first < 1:
         return None
     return _decode_ms(stream) / tokens_after_first
 
 
-def step_ms(stream: StreamRecord) -> float | None:
+def step_ms(stream: TimedStream) -> float | None:
     """Time per engine step: (t_last − t_0) / (E − 1); None where an event is not known to be a step."""
     if not stream.events_are_steps or len(stream.events) < 2:
         return None
     return _decode_ms(stream) / (len(stream.events) - 1)
 
 
-def tokens_per_step(stream: StreamRecord) -> float | None:
+def tokens_per_step(stream: TimedStream) -> float | None:
     """Mean tokens an engine step: (N − n_0) / (E − 1), so tpot_ms = step_ms / tokens_per_step."""
     if not stream.events_are_steps or len(stream.events) < 2:
         return None
@@ -52,9 +70,27 @@ def median_of(values: Sequence[float | None]) -> float | None:
     return median(defined) if defined else None
 
 
-def _decode_ms(stream: StreamRecord) -> float:
+def burst_gap_ns(events: Sequence[TokenEvent]) -> float:
+    """Events at most this far apart came in one burst: a tenth of the mean gap. 0 where there are fewer than two."""
+    if len(events) < 2:
+        return 0.0
+    return BURST_GAP * (events[-1].t_ns - events[0].t_ns) / (len(events) - 1)
+
+
+def _decode_ms(stream: TimedStream) -> float:
     return (stream.events[-1].t_ns - stream.events[0].t_ns) / NS_PER_MS
 
 
-def _tokens_after_first(stream: StreamRecord) -> int:
-    return sum(event.num_tokens for event in stream.events[1:])
+def _tokens_after_first(stream: TimedStream) -> int:
+    return sum(event.num_tokens for event in stream.events[_first_group_length(stream) :])
+
+
+def _first_group_length(stream: TimedStream) -> int:
+    """How many events make the first arrival: one, or a whole burst where events are no steps."""
+    if stream.events_are_steps:
+        return 1
+    close_ns = burst_gap_ns(stream.events)
+    for length, (earlier, later) in enumerate(pairwise(stream.events), start=1):
+        if later.t_ns - earlier.t_ns > close_ns:
+            return length
+    return len(stream.events)

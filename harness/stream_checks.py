@@ -4,15 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from .completion import CompletionRequest
+from .metrics import burst_gap_ns
 from .reading import NS_PER_S, StreamLimits
 from .records import TokenEvent
 from .repetition import find_repetition_loop
 from .token_counts import CountedBy, TextTokenizer, TokenCounts, text_problem
 from .transcript import Transcript
 
-# Events closer than this part of the mean gap came in one burst: a server that flushes every n tokens.
-BURST_GAP = 0.1
-MAX_BURST_SHARE = 1 / 3
+MAX_BURST_SHARE = 1 / 3  # of the gaps; a late reader makes a few, a server that flushes every n tokens makes most
 
 
 def problems(
@@ -45,9 +44,9 @@ def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | No
         return False
     if len(events) < 3:
         return True
-    gaps = [later.t_ns - earlier.t_ns for earlier, later in pairwise(events)]
-    close = BURST_GAP * sum(gaps) / len(gaps)
-    return sum(gap <= close for gap in gaps) <= MAX_BURST_SHARE * len(gaps)
+    close_ns = burst_gap_ns(events)
+    bursts = sum(later.t_ns - earlier.t_ns <= close_ns for earlier, later in pairwise(events))
+    return bursts <= MAX_BURST_SHARE * (len(events) - 1)
 
 
 def _count_problems(request: CompletionRequest, transcript: Transcript, counts: TokenCounts) -> Iterator[str]:
