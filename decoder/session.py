@@ -63,7 +63,7 @@ class TorchSession:
     @torch.inference_mode()
     def step(self, num_drafts: int) -> tuple[list[int], int]:
         """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
-        drafts = self._draft(num_drafts)
+        drafts = self.draft(num_drafts)
         token_ids = torch.tensor([self._last_token, *drafts], device=self.device)  # [k + 1]
         hidden = self.model.forward(token_ids, self.state, self.context_length)  # [k + 1, H]
         predicted = self.model.logits(hidden).argmax(-1)  # [k + 1], what follows each row
@@ -78,7 +78,7 @@ class TorchSession:
         self._last_token = tokens[accepted]
         return tokens[:kept], accepted
 
-    def _draft(self, num_drafts: int) -> list[int]:
+    def draft(self, num_drafts: int) -> list[int]:
         """Guess x_{n+1} … x_{n+k} after the unread token x_n (n = context_length) by recursion of the MTP head."""
         if self.mtp is None or num_drafts == 0:
             if len(self._backlog) >= _BACKLOG_LIMIT:
