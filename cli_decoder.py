@@ -1,13 +1,49 @@
-"""Commands of the bundled decoder: serve, generate, model. Heavy imports wait until a command runs."""
+"""Commands of the bundled decoder: serve, generate, model. PyTorch is imported when a command runs, not for --help."""
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from .decoder.plant_kinds import plant_help
+
 DIRECTORY = click.Path(path_type=Path)
+DEVICES = click.Choice(["auto", "cpu", "cuda"])
+
+
+@click.command(epilog="\b\nTest plants, for tests of the gate only:\n" + plant_help())
+@click.argument("model_dir", metavar="MODEL")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free port.")
+@click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@click.option("--device", type=DEVICES, default="auto", show_default=True)
+@click.option("--max-context", type=click.IntRange(2), help="Prompt and output together. [default: the model's limit]")
+@click.option("--served-model-name", metavar="NAME", help="Name in requests and answers. [default: MODEL]")
+@click.option("--queue", "queue_limit", type=click.IntRange(0), default=4, show_default=True, help="Requests waiting.")
+@click.option("--plant", "plants", multiple=True, metavar="NAME[=VALUE]", help="TEST PLANT: a fault on purpose, below.")
+@click.option("--plant-seed", type=click.IntRange(0), default=0, show_default=True, help="Test plants repeat by it.")
+@click.option("--json", "as_json", is_flag=True, help="When ready, one JSON object on stdout.")
+def serve(model_dir: str, as_json: bool, **options: Any) -> None:
+    """Serve a checkpoint: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics, /tokenize.
+
+    Greedy, one stream at a time; one server-sent event is one decoder step.
+    """
+    from dataclasses import asdict
+
+    from .decoder.serve import ServeSettings, Serving
+    from .decoder.serve import serve as run
+
+    def ready(serving: Serving) -> None:
+        drafts = f"{serving.num_speculative_tokens} drafts a step"
+        line = f"serving {serving.model} at {serving.url}/v1 ({serving.device}, {drafts}, window {serving.max_context})"
+        click.echo(line, err=True)
+        if as_json:
+            _print_json(asdict(serving))
+
+    run(ServeSettings(model=model_dir, served_name=options.pop("served_model_name"), **options), ready)
 
 
 @click.group()
@@ -37,7 +73,7 @@ def synth(shape: str, acceptance: float, fp8: bool, seed: int, out: Path, as_jso
     progress.close()
     seconds = time.monotonic() - started
     if as_json:
-        click.echo(json.dumps({"path": str(out), "bytes": n_bytes, "seconds": round(seconds, 3)}))
+        _print_json({"path": str(out), "bytes": n_bytes, "seconds": round(seconds, 3)})
     else:
         click.echo(f"{out}: {n_bytes / 1e9:.3f} GB in {seconds:.1f} s")
 
@@ -47,7 +83,7 @@ class _Progress:
 
     def __init__(self, verb: str) -> None:
         self.verb, self.started, self.shown = verb, time.monotonic(), 0.0
-        self.visible = click.get_text_stream("stderr").isatty()
+        self.visible = sys.stderr.isatty()
 
     def update(self, done: int, total: int) -> None:
         """Shows done of total bytes and the time left at the present rate."""

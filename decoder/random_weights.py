@@ -93,4 +93,5 @@ def _e4m3_codes() -> tuple[NDArray[np.uint8], float]:
 def _e4m3_pairs() -> NDArray[np.uint16]:
     codes = _e4m3_codes()[0].astype(np.uint16)
     index = np.arange(1 << 16)
-    return codes[index & 255] | (codes[index >> 8] << 8)
+    pairs: NDArray[np.uint16] = codes[index & 255] | (codes[index >> 8] << 8)
+    return pairs

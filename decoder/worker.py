@@ -1,0 +1,159 @@
+"""One thread that decodes, one request after the other, and a short queue before it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+from .errors import DecoderError
+from .generate import Step
+from .metrics_text import ServerCounters
+from .request import GenerationRequest
+from .streaming_text import TextStream, TokenBytes
+
+log = logging.getLogger("kernarc.serve")
+
+
+class StepSource(Protocol):
+    """What the server needs of a decoder."""
+
+    eos_token_ids: frozenset[int]
+
+    def generate(
+        self, prompt_ids: Sequence[int], *, max_tokens: int, ignore_eos: bool, stop_token_ids: Sequence[int]
+    ) -> Iterator[Step]:
+        """Steps of one greedy sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One step as a client sees it. total: tokens sent up to and with it; finish: set on the last piece."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    total: int
+    finish: str | None
+    stopped_by: str | None
+
+
+@dataclass(slots=True)
+class Job:
+    """One request on its way through the worker.
+
+    on_piece is called in the worker's thread and returns whether to go on; on_end is called there once, with how it
+    ended (stop, length, cancelled, error) and the error's message. cancel() may be called from anywhere and takes
+    effect at the next step.
+    """
+
+    request: GenerationRequest
+    on_piece: Callable[[Piece], bool]
+    on_end: Callable[[str, str], None]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """The client is gone or the server is going."""
+        self.cancelled.set()
+
+
+class DecoderWorker:
+    """Runs jobs in order of arrival in one daemon thread."""
+
+    def __init__(
+        self, decoder: StepSource, tokenizer: TokenBytes | None, counters: ServerCounters, *, queue_limit: int
+    ) -> None:
+        self._decoder, self._tokenizer, self._counters = decoder, tokenizer, counters
+        self._queue_limit = queue_limit
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._live: dict[int, Job] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kernarc-decoder", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> bool:
+        """Queue a job; False where one is running and the queue is full."""
+        with self._lock:
+            if len(self._live) > self._queue_limit:
+                return False
+            self._live[id(job)] = job
+            self._count()
+        self._queue.put(job)
+        return True
+
+    def stop(self, timeout_s: float) -> bool:
+        """Cancel everything and wait for the thread; False where it is still inside a step."""
+        with self._lock:
+            for job in self._live.values():
+                job.cancel()
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _count(self) -> None:
+        self._counters.running = min(1, len(self._live))
+        self._counters.waiting = max(0, len(self._live) - 1)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            message = ""
+            try:
+                ended = "cancelled" if job.cancelled.is_set() else self._decode(job)
+            except (DecoderError, RuntimeError, MemoryError) as error:  # RuntimeError: what PyTorch raises
+                log.exception("decoding failed")
+                ended, message = "error", str(error) or type(error).__name__
+            self._counters.count_request(ended)
+            with self._lock:
+                del self._live[id(job)]
+                self._count()
+            job.on_end(ended, message)
+
+    def _decode(self, job: Job) -> str:
+        request, counters = job.request, self._counters
+        ends = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            ends |= self._decoder.eos_token_ids
+        text = TextStream(
+            self._tokenizer,
+            stops=request.stop,
+            skip_special_tokens=request.skip_special_tokens,
+            silent_ids=ends,
+        )
+        counters.prompt_tokens += len(request.prompt_ids)
+        steps = self._decoder.generate(
+            request.prompt_ids,
+            max_tokens=request.max_tokens,
+            ignore_eos=request.ignore_eos,
+            stop_token_ids=request.stop_token_ids,
+        )
+        total = 0
+        for step in steps:
+            piece = _piece(step, text, total, request.max_tokens, ends)
+            total = piece.total
+            sent = len(piece.token_ids)
+            # the step's own last token is never a draft unless it was trimmed there
+            counters.count_step(step.drafted, min(step.accepted, sent), sent)
+            if job.cancelled.is_set() or not job.on_piece(piece):
+                return "cancelled"
+            if piece.finish:
+                return piece.finish
+        # The decoder ended by itself: an empty last piece says so.
+        held, stopped_by = text.finish()
+        finish = "stop" if stopped_by else "length"
+        return finish if job.on_piece(Piece((), held, total, finish, stopped_by)) else "cancelled"
+
+
+def _piece(step: Step, text: TextStream, total: int, max_tokens: int, ends: frozenset[int]) -> Piece:
+    shown = text.push(step.token_ids)
+    total += len(shown.token_ids)
+    if shown.stopped_by is not None:
+        return Piece(shown.token_ids, shown.text, total, "stop", shown.stopped_by)
+    at_end = shown.token_ids[-1] in ends
+    if not at_end and total < max_tokens:
+        return Piece(shown.token_ids, shown.text, total, None, None)
+    held, stopped_by = text.finish()
+    finish = "stop" if at_end or stopped_by else "length"
+    return Piece(shown.token_ids, shown.text + held, total, finish, stopped_by)
