@@ -34,12 +34,6 @@ class Build(Record):
         """Drafts a step; None where only the server knows."""
         return self.config.num_speculative_tokens
 
-    @property
-    def events_are_steps(self) -> bool:
-        """Whether one streamed event is one engine step."""
-        stated = self.config.events_are_steps
-        return self.engine != "endpoint" if stated is None else stated
-
 
 def resolve_build(spec: str, default_model: ModelSource | None = None) -> Build:
     """NAME in configs/builds, PATH.yaml, `git:REF`, `endpoint:URL` or `endpoint:URL#MODEL`.

@@ -1,5 +1,6 @@
 """What a measurement is told before it starts. Nothing here changes once a run exists."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -46,7 +47,12 @@ class BuildConfig(ConfigModel):
     vocab_size: Annotated[int, Field(ge=2)] = 1000  # endpoint only: prompts are random ids below it
     tokenizer: str | None = None  # endpoint only: a tokenizer.json, for prompts of real text
     api_key_variable: str | None = None  # endpoint only: the environment variable that holds its key
-    events_are_steps: bool | None = None  # None: true for engines we start, false for endpoints
+    events_are_steps: bool | None = None  # false: a server whose events are not steps; None: as the stream shows
+
+    @property
+    def tokenizer_json(self) -> Path | None:
+        """The tokenizer of an endpoint, where one is named."""
+        return None if self.tokenizer is None else Path(self.tokenizer).expanduser()
 
     @model_validator(mode="after")
     def _endpoint_has_a_url(self) -> Self:
@@ -74,6 +80,7 @@ class VoidRulesConfig(ConfigModel):
     max_void_streams_per_cell: Annotated[int, Field(ge=0)] = 0
     gpu_throttling: Literal["void", "note"] = "void"
     foreign_gpu_process: Literal["void", "note"] = "void"
+    early_stop: Literal["void", "note"] = "void"  # a server that does not honour ignore_eos
 
 
 class MeasurementConfig(ConfigModel):

@@ -68,8 +68,8 @@ def parse(text: str, model: type[M], source: str) -> M:
         data = {} if node is None else _plain(node, (), lines, source)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{source}{where}: not valid YAML: {error.problem}") from error
+        at = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{source}{at}: not valid YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
@@ -88,9 +88,11 @@ def override(config: M, changes: Mapping[str, object]) -> M:
     if not given:
         return config
     data = {**json.loads(config.model_dump_json()), **given}
-    return _validated(
-        data, type(config), lambda location: f"--{str(location[0]).replace('_', '-')}: " if location else ""
-    )
+
+    def where(location: Location) -> tuple[int, str]:
+        return 0, f"--{str(location[0]).replace('_', '-')}: " if location else ""
+
+    return _validated(data, type(config), where)
 
 
 def to_yaml(config: BaseModel) -> str:

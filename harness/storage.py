@@ -171,17 +171,23 @@ class RunDirectory:
         """True where the last process that measured this run ended without saying so."""
         return self.lock_path.exists()
 
-    def _write_manifest(self, manifest: RunManifest) -> None:
-        temporary = self.manifest_path.with_suffix(".json.new")
-        with _clear_disk_errors(self.manifest_path):
+    def write_document(self, name: str, text: str) -> None:
+        """Writes a small file of the run, as a whole or not at all."""
+        path = self.path / name
+        temporary = path.with_name(f"{name}.new")
+        with _clear_disk_errors(path):
+            self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("w", encoding="utf-8") as file:
-                    file.write(manifest.model_dump_json(indent=2) + "\n")
+                    file.write(text + "\n")
                     file.flush()
                     os.fsync(file.fileno())
-                temporary.replace(self.manifest_path)
+                temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def _write_manifest(self, manifest: RunManifest) -> None:
+        self.write_document("manifest.json", manifest.model_dump_json(indent=2))
 
     def _append_lines(self, path: Path, lines: list[str]) -> None:
         payload = "".join(line + "\n" for line in lines).encode()

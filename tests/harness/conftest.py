@@ -4,7 +4,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from kernarc.harness.builds import Build
+from kernarc.harness.config import BuildConfig, ModelSource
 from kernarc.harness.records import (
     BuildRecord,
     Environment,
@@ -104,3 +107,45 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield mount
     if mounted:
         subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+FAKE_DECODER = Path(__file__).parent / "fake_decoder"
+
+
+@pytest.fixture
+def fake_model(tmp_path: Path) -> Path:
+    """A model directory as far as the harness looks into one."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"text_config": {"vocab_size": 90, "eos_token_id": 5}}')
+    return folder
+
+
+@pytest.fixture
+def fake_build(fake_model: Path) -> Callable[..., Build]:
+    """A build whose engine is fake_decoder: started like the bundled decoder, of known speed, with planted faults."""
+
+    def make(name: str = "a", *extra_args: str, **config: object) -> Build:
+        settings: dict[str, object] = {"engine": "kernarc", "num_speculative_tokens": 3, **config}
+        return Build(
+            name=name,
+            config=BuildConfig.model_validate({**settings, "extra_args": extra_args}),
+            model_source=ModelSource(path=str(fake_model)),
+            pythonpath=(str(FAKE_DECODER),),
+        )
+
+    return make
+
+
+def pids_with(marker: str) -> list[int]:
+    """Every process that has the marker in its command line, however it was started."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and marker in " ".join(process.info["cmdline"] or []):
+            found.append(process.pid)
+    return found
+
+
+@pytest.fixture
+def processes_with() -> Callable[[str], list[int]]:
+    return pids_with

@@ -12,7 +12,6 @@ def test_a_name_takes_the_bench_s_model() -> None:
     build = resolve_build("kernarc", ModelSource(path="/models/x"))
     assert (build.name, build.engine, build.num_speculative_tokens) == ("kernarc", "kernarc", 3)
     assert build.model_source == ModelSource(path="/models/x")
-    assert build.events_are_steps
 
 
 def test_without_any_model_it_is_the_tiny_one() -> None:
@@ -40,7 +39,6 @@ def test_endpoints(spec: str, name: str, url: str, model: str | None) -> None:
     build = resolve_build(spec)
     assert (build.name, build.config.url, build.config.served_model) == (name, url, model)
     assert build.config.vocab_size == 1000
-    assert not build.events_are_steps, "a stranger's events may be flushes of several steps"
 
 
 @pytest.mark.parametrize("spec", ["endpoint:", "endpoint:127.0.0.1:8000", "endpoint:ftp://x", "endpoint:http://x:0"])

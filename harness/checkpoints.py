@@ -1,0 +1,139 @@
+"""The checkpoint of a build: given as a directory, or made once as a process and kept in the cache."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cachefolder import cache_folder
+from .config import ModelSource
+from .errors import ConfigError
+
+WHOLE_FILE_BYTES = 64 * 2**20
+SAMPLES = 16
+SAMPLE_BYTES = 2**20
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model directory as far as the harness needs to know it."""
+
+    path: Path
+
+    @property
+    def tokenizer_json(self) -> Path | None:
+        """None for checkpoints without text."""
+        path = self.path / "tokenizer.json"
+        return path if path.is_file() else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Of config.json, or of its text part."""
+        config = self._json("config.json")
+        text = config.get("text_config")
+        size = (text if isinstance(text, dict) else config).get("vocab_size")
+        if not isinstance(size, int):
+            raise ConfigError(
+                f"{self.path / 'config.json'} states no vocab_size", "is it a language model's directory?"
+            )
+        return size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text, by config.json and generation_config.json."""
+        config = self._json("config.json")
+        sources = [config, config.get("text_config")]
+        if (self.path / "generation_config.json").is_file():
+            sources.append(self._json("generation_config.json"))
+        values = [source.get("eos_token_id") for source in sources if isinstance(source, dict)]
+        ids = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        return tuple(sorted({item for item in ids if isinstance(item, int)}))
+
+    def sha256(self) -> str:
+        """Of every file's name, size and content; of files above 64 MiB the first megabyte and 15 spread samples."""
+        digest = hashlib.sha256()
+        for path in sorted(path for path in self.path.rglob("*") if path.is_file()):
+            size = path.stat().st_size
+            digest.update(f"{path.relative_to(self.path).as_posix()}\0{size}\0".encode())
+            for piece in _pieces(path, size):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def _json(self, name: str) -> dict[str, object]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}", "name a checkpoint directory") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path} is not a JSON object")
+        return content
+
+
+def ensure_checkpoint(source: ModelSource, notify: Notify) -> Checkpoint:
+    """The checkpoint, made now where it is a structured one that the cache does not hold yet."""
+    if source.path is not None:
+        path = Path(source.path).expanduser().resolve()
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path} is not a checkpoint directory: it has no config.json",
+                "make one with `kernarc-gate model synth --shape tiny --out DIR`, or correct the path",
+            )
+        return Checkpoint(path)
+    path = synthetic_folder(source)
+    if not path.is_dir():
+        _make(source, path, notify)
+    return Checkpoint(path)
+
+
+def synthetic_folder(source: ModelSource) -> Path:
+    """Where the structured checkpoint of this shape is kept."""
+    shape = source.synth or ""
+    name = shape
+    if "/" in shape or shape.endswith(".json"):
+        try:
+            name = "config-" + hashlib.sha256(Path(shape).read_bytes()).hexdigest()[:12]
+        except OSError as error:
+            raise ConfigError(f"cannot read the shape {shape}: {error}", "name tiny, 27b, or a config.json") from error
+    return cache_folder("models", f"{name}-a{source.acceptance:g}{'-fp8' if source.fp8 else ''}")
+
+
+def _make(source: ModelSource, path: Path, notify: Notify) -> None:
+    """Runs `model synth` into a folder beside, renamed when whole, so that a killed one is never taken for a model."""
+    unfinished = path.with_name(f"{path.name}.making-{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "kernarc.cli", "model", "synth", "--shape", str(source.synth)]
+    command += ["--acceptance", str(source.acceptance), "--out", str(unfinished)]
+    command += ["--fp8"] if source.fp8 else []
+    notify(f"making the structured checkpoint {path} (once)")
+    try:
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if result.returncode != 0:
+            raise ConfigError(
+                f"`model synth` failed:\n{result.stderr.strip()[-2000:]}", "the command was: " + " ".join(command)
+            )
+        try:
+            unfinished.rename(path)
+        except OSError:
+            if not path.is_dir():  # another run made it meanwhile
+                raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if size <= WHOLE_FILE_BYTES:
+            yield from iter(lambda: file.read(SAMPLE_BYTES), b"")
+            return
+        for number in range(SAMPLES):
+            file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)

@@ -1,0 +1,160 @@
+"""What every engine has in common once it answers HTTP: a URL, a model name, counters, an end."""
+
+import os
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from ..builds import Build
+from ..config import LimitsConfig
+from ..errors import EngineError
+from .process import EngineProcess, free_port
+
+POLL_S = 0.2
+ANSWER_S = 10.0
+DYING_S = 10.0
+COUNTERS = re.compile(
+    r"prefix_cache|cached_tokens|spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total|kernarc_\w+_total"
+)
+CACHE_HITS = re.compile(r"(prefix_cache_hits|cached_tokens)(_total)?$")
+
+OnStarting = Callable[[float, str], None]  # seconds so far, the log's last line
+
+
+@dataclass
+class RunningEngine:
+    """An engine that answers. process is None for one that we did not start."""
+
+    build: Build
+    base_url: str
+    model_name: str
+    ready_s: float
+    process: EngineProcess | None = None
+    headers: Mapping[str, str] | None = None
+
+    def raise_if_dead(self, doing: str) -> None:
+        """EngineError where it no longer runs or answers."""
+        if answers(self.base_url, self.headers):
+            return
+        if self.process is not None:
+            self.process.wait(DYING_S)  # the connection breaks a moment before the exit code is known
+            self.process.raise_if_dead(doing)
+            raise EngineError(
+                f"{self.build.name} runs but stopped answering {doing}\n{self.process.last_log_lines()}",
+                f"the whole log is {self.process.log_path}",
+            )
+        raise EngineError(f"{self.build.name} at {self.base_url} stopped answering {doing}", "is it still running?")
+
+    def counters(self) -> dict[str, float]:
+        """The cache and draft counters at /metrics, summed over labels; empty where there are none."""
+        try:
+            answer = requests.get(f"{server_root(self.base_url)}/metrics", headers=self.headers, timeout=ANSWER_S)
+        except requests.RequestException:
+            return {}
+        return parse_counters(answer.text) if answer.ok else {}
+
+    def stop(self) -> None:
+        """Ends the engine where it is ours."""
+        if self.process is not None:
+            self.process.stop()
+
+
+class Engine(ABC):
+    """How to start one kind of engine."""
+
+    def __init__(self, build: Build, max_context: int) -> None:
+        self.build = build
+        self.max_context = max_context
+
+    @abstractmethod
+    def command(self, model: Path, port: int) -> list[str]:
+        """The command line that serves `model` on 127.0.0.1:`port`."""
+
+    def environment(self) -> dict[str, str]:
+        """Variables on top of ours: the build's own, and its pythonpath before any other."""
+        paths = [*self.build.pythonpath, *filter(None, [os.environ.get("PYTHONPATH")])]
+        search = {"PYTHONPATH": os.pathsep.join(paths)} if self.build.pythonpath else {}
+        return {**search, **self.build.config.environment}
+
+    @abstractmethod
+    def version(self) -> str | None:
+        """Of the installed engine; None where nobody can say."""
+
+    def start(
+        self, model: Path, log_path: Path, limits: LimitsConfig, on_starting: OnStarting | None = None
+    ) -> RunningEngine:
+        """Starts the engine and waits until it answers. EngineError where it ends first or takes too long."""
+        port = free_port()
+        started = time.monotonic()
+        process = EngineProcess(self.build.name, self.command(model, port), self.environment(), log_path)
+        try:
+            base_url = f"http://127.0.0.1:{port}"
+            self._wait(process, base_url, started, limits.start_s, on_starting)
+            return RunningEngine(self.build, base_url, first_model(base_url), time.monotonic() - started, process)
+        except BaseException:
+            process.stop()
+            raise
+
+    def _wait(
+        self, process: EngineProcess, base_url: str, started: float, limit_s: float, on_starting: OnStarting | None
+    ) -> None:
+        while not answers(base_url):
+            process.raise_if_dead("while starting")
+            elapsed = time.monotonic() - started
+            if elapsed > limit_s:
+                raise EngineError(
+                    f"{self.build.name} did not answer within {limit_s:g} s\n{process.last_log_lines()}",
+                    f"raise limits.start_s if it only needs longer; the whole log is {process.log_path}",
+                )
+            if on_starting is not None:
+                on_starting(elapsed, process.last_log_lines(1).strip().removeprefix("| "))
+            time.sleep(POLL_S)
+
+
+def server_root(base_url: str) -> str:
+    """The URL without a trailing /v1, where /health and /metrics live."""
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def answers(base_url: str, headers: Mapping[str, str] | None = None) -> bool:
+    """Whether the server lists its models, which none does before it can serve them."""
+    try:
+        return requests.get(f"{server_root(base_url)}/v1/models", headers=headers, timeout=ANSWER_S).ok
+    except requests.RequestException:
+        return False
+
+
+def first_model(base_url: str, headers: Mapping[str, str] | None = None) -> str:
+    """The first model the server lists."""
+    try:
+        answer = requests.get(f"{server_root(base_url)}/v1/models", headers=headers, timeout=ANSWER_S)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+        raise EngineError(
+            f"{base_url} lists no model at /v1/models: {error}", "name the model: endpoint:URL#MODEL_NAME"
+        ) from error
+
+
+def parse_counters(text: str) -> dict[str, float]:
+    """Prometheus text to the counters we record, each summed over its labels."""
+    totals: dict[str, float] = {}
+    for line in text.splitlines():
+        match = re.fullmatch(r"([A-Za-z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\d+)?", line.strip())
+        if match is None or not COUNTERS.search(match[1]) or match[1].endswith("_created"):
+            continue
+        try:
+            totals[match[1]] = totals.get(match[1], 0.0) + float(match[2])
+        except ValueError:
+            continue
+    return totals
+
+
+def cache_hits(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Prompt tokens the server took from a cache between two readings of its counters."""
+    return sum(value - before.get(name, 0.0) for name, value in after.items() if CACHE_HITS.search(name))

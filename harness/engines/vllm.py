@@ -1,0 +1,59 @@
+"""Stock vLLM, in the environment that `engines install vllm` made or in the one a build names."""
+
+import json
+import os
+from pathlib import Path
+
+from ..errors import EngineError
+from .base import Engine
+from .vllm_install import INSTALL_HINT, LAUNCHER, VllmInstallation, find_installation
+
+CPU_KV_CACHE_GIB = "2"
+GPU_MEMORY_UTILIZATION = "0.85"
+
+
+class VllmEngine(Engine):
+    """vLLM's OpenAI server as shipped: compiled mode, one sequence, no prefix cache, MTP drafts where asked for."""
+
+    def command(self, model: Path, port: int) -> list[str]:
+        """The server's command line behind our launcher."""
+        config = self.build.config
+        command = [self._python(), str(LAUNCHER), "--model", str(model)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(self.max_context)]
+        command += ["--max-num-seqs", "1", "--no-enable-prefix-caching"]
+        if not (model / "tokenizer.json").is_file():
+            command.append("--skip-tokenizer-init")
+        if config.num_speculative_tokens:
+            drafts = {"method": "mtp", "num_speculative_tokens": config.num_speculative_tokens}
+            command += ["--speculative-config", json.dumps(drafts)]
+        if not self._is_cpu() and "--gpu-memory-utilization" not in config.extra_args:
+            command += ["--gpu-memory-utilization", GPU_MEMORY_UTILIZATION]
+        return [*command, *config.extra_args]
+
+    def environment(self) -> dict[str, str]:
+        """Nothing is looked up or reported on the network; a stated KV cache on a CPU."""
+        quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB} if self._is_cpu() else {}
+        return {**quiet, **cpu, **super().environment()}
+
+    def version(self) -> str | None:
+        """Of the installation; None where the build brings its own interpreter."""
+        installation = self._installation()
+        return installation.version if installation is not None else None
+
+    def _python(self) -> str:
+        if self.build.config.python is not None:
+            return os.path.expanduser(self.build.config.python)
+        installation = self._installation()
+        if installation is None:
+            raise EngineError("vLLM is not installed", INSTALL_HINT)
+        return str(installation.python)
+
+    def _installation(self) -> VllmInstallation | None:
+        return None if self.build.config.python is not None else find_installation()
+
+    def _is_cpu(self) -> bool:
+        if self.build.config.device != "auto":
+            return self.build.config.device == "cpu"
+        installation = self._installation()
+        return installation is not None and installation.is_cpu

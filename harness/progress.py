@@ -1,0 +1,61 @@
+"""What a run tells while it measures, and how long it will still take."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from .records import StreamRecord
+from .schedule import Slot
+
+
+class RunObserver:
+    """Told of everything that happens; does nothing. Override what you show."""
+
+    def notify(self, message: str) -> None:
+        """One line about something slow or unusual."""
+
+    def launch_begins(self, launch: int, slots: list[Slot]) -> None:
+        """The streams of this launch that are still to be measured, in order."""
+
+    def engine_starting(self, build: str, launch: int, elapsed_s: float, log_line: str) -> None:
+        """Several times a second while an engine starts; log_line is the last it wrote."""
+
+    def engine_ready(self, build: str, launch: int, ready_s: float) -> None:
+        """It answers."""
+
+    def warming_up(self, build: str, launch: int, depth: int) -> None:
+        """Before each warm-up request."""
+
+    def stream_done(self, stream: StreamRecord) -> None:
+        """After each measured stream, recorded already."""
+
+
+class TimeLeft:
+    """Estimates the time that slots will take from the streams seen so far, by build and depth."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+
+    def add(self, stream: StreamRecord) -> None:
+        """Learns from a finished stream."""
+        self._seconds[stream.build, stream.depth].append((stream.ended_ns - stream.sent_ns) / 1e9)
+
+    def seconds(self, slots: Iterable[Slot]) -> float | None:
+        """For these slots; None until some stream of the build, or of the depth, has been seen for each."""
+        total = 0.0
+        for slot in slots:
+            estimate = self._one(slot)
+            if estimate is None:
+                return None
+            total += estimate
+        return total
+
+    def _one(self, slot: Slot) -> float | None:
+        same = self._seconds.get((slot.build, slot.depth))
+        if same:
+            return sum(same) / len(same)
+        seen = [
+            (sum(seconds) / len(seconds)) * max(1.0, slot.depth / depth)
+            for (build, depth), seconds in self._seconds.items()
+            if build == slot.build
+        ]
+        return max(seen) if seen else None

@@ -1,0 +1,242 @@
+"""A run: created from a plan, measured launch by launch, interrupted by anything, resumed to the same end."""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .builds import Build
+from .checkpoints import Checkpoint, ensure_checkpoint
+from .engines.registry import engine_of
+from .environment import git_state, read_environment
+from .errors import ConfigError, KernarcError, RecordError
+from .gpu import Gpu
+from .launch import Launch
+from .plan import RunPlan, read_plan, require_distinct_names, write_plan
+from .progress import RunObserver
+from .records import BuildRecord, Interruption, RunManifest, StreamRecord
+from .requests import RequestSet
+from .schedule import Slot, launch_order, launch_schedule
+from .storage import Request, RunDirectory, StorageError, now_utc
+
+OnStream = Callable[[StreamRecord], None]
+
+
+class Run:
+    """One run directory and what is still to be measured in it."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        directory: RunDirectory,
+        checkpoints: Mapping[str, Checkpoint],
+        request_set: RequestSet,
+        observer: RunObserver | None = None,
+    ) -> None:
+        self.plan = plan
+        self.directory = directory
+        self._checkpoints = checkpoints
+        self._request_set = request_set
+        self._observer = observer or RunObserver()
+        self._gpu = Gpu.open()
+        self._is_open = False
+
+    @classmethod
+    def create(cls, plan: RunPlan, out: Path | str, observer: RunObserver | None = None) -> "Run":
+        """Makes the checkpoints and prompts ready and writes the manifest. No engine is started yet.
+
+        out: the run directory. ConfigError where it holds a run already or the plan cannot be carried out.
+        """
+        observer = observer or RunObserver()
+        require_distinct_names(plan.builds)
+        directory = RunDirectory(out)
+        if directory.manifest_path.exists():
+            raise ConfigError(
+                f"{out} already holds a run", f"continue it with `--resume {out}`, or choose another --out"
+            )
+        checkpoints = _checkpoints(plan, observer)
+        request_set = plan.request_set(list(checkpoints.values()))
+        run = cls(plan, directory, checkpoints, request_set, observer)
+        write_plan(directory, plan)
+        directory.create(run._new_manifest())
+        return run
+
+    @classmethod
+    def resume(cls, run_dir: Path | str, observer: RunObserver | None = None) -> "Run":
+        """Opens a run that did not finish. ConfigError where the same requests cannot be made any more."""
+        observer = observer or RunObserver()
+        directory = RunDirectory(run_dir)
+        manifest = directory.manifest()
+        plan = read_plan(directory)
+        checkpoints = _checkpoints(plan, observer)
+        request_set = plan.request_set(list(checkpoints.values()))
+        if request_set.sha256 != manifest.requests_sha256:
+            raise ConfigError(
+                f"{run_dir} cannot be resumed: its prompts came from {manifest.prompt_source}, "
+                f"which is now {request_set.prompt_source}",
+                "resume it with the Python and the model it was started with, or measure again",
+            )
+        run = cls(plan, directory, checkpoints, request_set, observer)
+        run._require_same_models(manifest)
+        if directory.was_killed():
+            with directory.lock():
+                run._note_interruption("the measuring process ended without a word (killed, or the power failed)")
+        return run
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every stream of every planned launch is recorded."""
+        return not any(self.remaining(launch) for launch in range(self.plan.launches))
+
+    def remaining(self, launch: int) -> list[Slot]:
+        """The slots of a launch that no record answers yet, in their order."""
+        recorded = {(s.build, s.request_id) for s in self.directory.streams() if not s.is_warmup}
+        return [slot for slot in self.schedule(launch) if (slot.build, slot.request_id) not in recorded]
+
+    def schedule(self, launch: int) -> list[Slot]:
+        """Every slot of a launch, whether measured or not."""
+        measurement = self.plan.measurement
+        names = [build.name for build in self.plan.builds]
+        return launch_schedule(names, measurement.depths, measurement.requests_per_depth, launch, measurement.seed)
+
+    def measure(self, on_stream: OnStream | None = None) -> RunManifest:
+        """Measures every launch that is not complete, and finishes the run."""
+        with self._session():
+            for launch in range(self.plan.launches):
+                self.measure_launch(launch, on_stream)
+            return self.finish()
+
+    def measure_launch(self, launch: int, on_stream: OnStream | None = None) -> None:
+        """Measures what is missing of one launch: starts its engines, warms up, ABBA, stops them.
+
+        Whatever raises, what was measured is kept, the interruption is recorded and no engine is left running.
+        """
+        with self._session():
+            slots = self.remaining(launch)
+            if not slots:
+                return
+            requests = self._requests_of(launch)
+            self._observer.launch_begins(launch, slots)
+            measured = Launch(self.plan, self.directory, self._checkpoints, self._gpu, self._observer)
+            for group in self._resident_together(launch, slots):
+                measured.measure(launch, group, requests, lambda stream: self._tell(stream, on_stream))
+
+    def finish(self, launches: int | None = None) -> RunManifest:
+        """Marks the run finished; launches: how many were measured, where a gate stopped before its limit."""
+        return self.directory.update_manifest(
+            finished_utc=now_utc(), launches=self.plan.launches if launches is None else launches
+        )
+
+    def _resident_together(self, launch: int, slots: list[Slot]) -> list[list[Slot]]:
+        if self.plan.measurement.residency == "both":
+            return [slots]
+        order = launch_order([build.name for build in self.plan.builds], launch)
+        groups = [[slot for slot in slots if slot.build == name] for name in order]
+        return [group for group in groups if group]
+
+    def _tell(self, stream: StreamRecord, on_stream: OnStream | None) -> None:
+        self._observer.stream_done(stream)
+        if on_stream is not None:
+            on_stream(stream)
+
+    def _requests_of(self, launch: int) -> dict[str, Request]:
+        """The prompts of a launch by id, written down before any is sent."""
+        wanted = self._request_set.launch(launch)
+        kept = self.directory.requests()
+        changed = [request.request_id for request in wanted if kept.get(request.request_id, request) != request]
+        if changed:
+            raise RecordError(f"{self.directory.requests_path} holds another prompt for {changed[0]}", "measure again")
+        self.directory.append_requests(request for request in wanted if request.request_id not in kept)
+        return {request.request_id: request for request in wanted}
+
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        """Holds the run's lock; records why measuring stopped where it stops early."""
+        if self._is_open:
+            yield
+            return
+        with self.directory.lock():
+            self._is_open = True
+            try:
+                yield
+            except BaseException as error:
+                with suppress(StorageError):  # a full disk must not hide what went wrong
+                    self._note_interruption(_reason(error))
+                raise
+            finally:
+                self._is_open = False
+
+    def _note_interruption(self, reason: str) -> None:
+        done = sum(not stream.is_warmup for stream in self.directory.streams())
+        entry = Interruption(wall_utc=now_utc(), reason=reason, streams_done=done)
+        self.directory.update_manifest(interruptions=(*self.directory.manifest().interruptions, entry))
+
+    def _require_same_models(self, manifest: RunManifest) -> None:
+        for build in manifest.builds:
+            checkpoint = self._checkpoints.get(build.name)
+            if checkpoint is not None and checkpoint.sha256() != build.model_sha256:
+                raise ConfigError(
+                    f"{checkpoint.path} is no longer the model that {build.name} was measured with",
+                    "put the same checkpoint back, or measure again",
+                )
+
+    def _new_manifest(self) -> RunManifest:
+        measurement = self.plan.measurement
+        return RunManifest(
+            run_id=new_run_id(self.plan.kind),
+            kind=self.plan.kind,
+            created_utc=now_utc(),
+            config_name=self.plan.config_name,
+            config_yaml=self.plan.config_yaml,
+            builds=tuple(self._build_record(build) for build in self.plan.builds),
+            depths=measurement.depths,
+            requests_per_depth=measurement.requests_per_depth,
+            max_tokens=measurement.max_tokens,
+            seed=measurement.seed,
+            launches=self.plan.launches,
+            max_void_streams_per_cell=measurement.void_rules.max_void_streams_per_cell,
+            residency=measurement.residency,
+            requests_sha256=self._request_set.sha256,
+            prompt_source=self._request_set.prompt_source,
+            environment=read_environment(self._gpu),
+        )
+
+    def _build_record(self, build: Build) -> BuildRecord:
+        checkpoint = self._checkpoints.get(build.name)
+        engine = None if checkpoint is None else engine_of(build, self.plan.max_context)
+        commit, dirty = build.git_commit, build.git_dirty
+        if commit is None and build.engine == "kernarc":
+            commit, dirty = git_state(Path(__file__).parent)
+        return BuildRecord(
+            name=build.name,
+            engine=build.engine,
+            engine_version=engine.version() if engine else None,
+            command=tuple(engine.command(checkpoint.path, 0)) if engine and checkpoint else (),
+            model=str(checkpoint.path) if checkpoint else build.config.served_model or build.config.url or "",
+            model_sha256=checkpoint.sha256() if checkpoint else None,
+            num_speculative_tokens=build.num_speculative_tokens,
+            git_commit=commit,
+            git_dirty=dirty,
+        )
+
+
+def new_run_id(kind: str) -> str:
+    """ "bench-20261130-134501-3fa2": sorts by time, unique."""
+    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _checkpoints(plan: RunPlan, observer: RunObserver) -> dict[str, Checkpoint]:
+    return {
+        build.name: ensure_checkpoint(build.model_source, observer.notify)
+        for build in plan.builds
+        if build.model_source is not None
+    }
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "Ctrl-C"
+    if isinstance(error, KernarcError):
+        return error.message.splitlines()[0]
+    return f"{type(error).__name__}: {error}"
