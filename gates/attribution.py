@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from .intervals import DepthInterval, depth_intervals
+from .outcomes import Attribution
 from .pairing import DepthPairs
-from .verdict import Attribution
 
 NEGLIGIBLE = 0.002  # effects below 0.2 % are "unchanged" in words
 

@@ -5,9 +5,8 @@ import math
 
 import pytest
 from kernarc.gates.intervals import DepthInterval
+from kernarc.gates.outcomes import OutputOutcome, Verdict
 from kernarc.gates.verdict import (
-    OutputOutcome,
-    Verdict,
     improved_depths,
     joint_verdict,
     launches_needed,

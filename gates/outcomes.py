@@ -1,0 +1,119 @@
+"""What the gate writes down: the words of a decision and everything it stands on. verdict.json is a GateOutcome."""
+
+from enum import StrEnum
+
+from ..harness.records import SCHEMA_VERSION, Record
+
+
+class Verdict(StrEnum):
+    """PASS is the only one that lets a change through."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    VOID = "VOID"
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 regression or wrong output, 3 inconclusive, 4 the measurement is void."""
+        return {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 3, Verdict.VOID: 4}[self]
+
+
+class Attribution(Record):
+    """Where one depth's effect comes from; (1 + effect) = (1 + step_effect)·(1 + acceptance_effect). Fractions.
+
+    step_effect +0.02: each step takes 2 % longer. acceptance_effect +0.02: 2 % slower because a step yields fewer
+    tokens. Bounds are those of the deciding interval, None where it is undefined.
+    """
+
+    step_effect: float
+    step_low: float | None
+    step_high: float | None
+    acceptance_effect: float
+    acceptance_low: float | None
+    acceptance_high: float | None
+
+
+class DepthOutcome(Record):
+    """One depth: effects and bounds as fractions (+0.02 = 2 % slower); bounds are None while undefined."""
+
+    depth: int
+    point_estimate: float
+    low: float | None
+    high: float | None
+    bootstrap_low: float | None
+    bootstrap_high: float | None
+    student_low: float | None
+    student_high: float | None
+    launches: int
+    pairs: int
+    attribution: Attribution | None  # None where events are not steps
+    words: str  # the attribution in words
+
+
+class Rate(Record):
+    """A share of positions with its 95 % interval, clustered by request: positions of one text share its luck."""
+
+    rate: float
+    low: float
+    high: float
+
+
+class EmittedToken(Record):
+    """One position of one output where the reference preferred another token. position counts from 0 in the output."""
+
+    request_id: str
+    depth: int
+    position: int
+    emitted: int
+    preferred: int
+    gap: float | None  # logits; None where it is not a number
+
+
+class OutputOutcome(Record):
+    """The output check of one build: counts over every emitted token of its measured streams.
+
+    verdict INCONCLUSIVE: the check could not run; VOID: nothing to check, or degenerate text; reason says which.
+    tau: the gap up to which a lower choice is a near-tie, from the reference in bf16 against itself in fp32.
+    """
+
+    build: str
+    verdict: Verdict
+    reason: str
+    reference: str = ""
+    tau: float | None = None
+    streams: int = 0
+    positions: int = 0
+    matches: int = 0
+    near_ties: int = 0
+    divergences: int = 0
+    worst_gap: float | None = None  # logits; None without positions or where it is not a number
+    match_rate: Rate | None = None
+    near_tie_rate: Rate | None = None
+    divergence_rate: Rate | None = None
+    worst: tuple[EmittedToken, ...] = ()
+    truncated: tuple[str, ...] = ()  # request ids of outputs shorter than asked for
+    repetition_loops: tuple[str, ...] = ()  # request ids
+
+
+class GateOutcome(Record):
+    """verdict.json: what was decided about one comparison, why, and what to do next."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    baseline: str
+    candidate: str
+    verdict: Verdict
+    speed_verdict: Verdict
+    improved_depths: tuple[int, ...]
+    margin: float
+    confidence: float  # family-wise, of this look
+    launches: int
+    launch_limit: int
+    depths: tuple[DepthOutcome, ...]
+    output_checks: tuple[OutputOutcome, ...]  # baseline first
+    identity: str  # whether both builds emitted the same ids, and where they first part
+    void_reasons: tuple[str, ...]
+    launches_needed: int | None
+    sentence: str
+    next_step: str

@@ -1,0 +1,183 @@
+"""Every emitted token against the reference: match, near-tie or divergence. Fails closed on anything that is no number.
+
+gap = the reference's top logit − its logit of the emitted token, teacher-forced on prompt + output. 0 is a match (an
+exact tie too, whichever of the two was emitted); up to τ a near-tie, which rounding may decide; above τ a divergence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..harness.records import StreamRecord, StreamStatus
+from ..harness.repetition import find_repetition_loop
+from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict
+from .rates import clustered_rate
+
+WORST_KEPT = 5
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the reference thinks of one output: gap in logits [n] and its own choice [n]."""
+
+    gaps: NDArray[np.float64]
+    preferred: NDArray[np.int64]
+
+
+class Scorer(Protocol):
+    """The reference behind its cache, or a stand-in in tests."""
+
+    name: str
+
+    def scores(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Scores:
+        """Gaps and choices at every output position."""
+
+
+@dataclass(frozen=True)
+class _StreamCheck:
+    stream: StreamRecord
+    scores: Scores
+    matches: int
+    near_ties: int
+    diverged_at: tuple[int, ...]
+    is_truncated: bool
+    loops: bool
+
+    @property
+    def positions(self) -> int:
+        return len(self.scores.gaps)
+
+    @property
+    def divergences(self) -> int:
+        return len(self.diverged_at)
+
+
+def check_build(
+    build: str,
+    streams: Sequence[StreamRecord],
+    prompts: Mapping[str, Sequence[int]],
+    scorer: Scorer,
+    *,
+    tau: float,
+    max_divergence_rate: float = 0.0,
+) -> OutputOutcome:
+    """Checks the ok, measured streams of one build; those are the ones a speed cell is made of.
+
+    prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
+    cannot hide among many right ones.
+    """
+    checks = []
+    for stream in streams:
+        if stream.build != build or stream.is_warmup or stream.status is not StreamStatus.OK:
+            continue
+        if stream.request_id not in prompts:
+            return _without_numbers(build, scorer.name, f"the prompt of {stream.request_id} is not in the run")
+        checks.append(_check_stream(stream, prompts[stream.request_id], scorer, tau))
+    positions = sum(check.positions for check in checks)
+    if not positions:
+        return _without_numbers(build, scorer.name, "there is no emitted token to check")
+    truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
+    loops = tuple(check.stream.request_id for check in checks if check.loops)
+    verdict, reason = _verdict(checks, truncated, loops, max_divergence_rate)
+    gaps = np.concatenate([check.scores.gaps for check in checks])
+    return OutputOutcome(
+        build=build,
+        verdict=verdict,
+        reason=reason,
+        reference=scorer.name,
+        tau=tau,
+        streams=len(checks),
+        positions=positions,
+        matches=sum(check.matches for check in checks),
+        near_ties=sum(check.near_ties for check in checks),
+        divergences=sum(check.divergences for check in checks),
+        worst_gap=float(gaps.max()) if np.isfinite(gaps).all() else None,
+        match_rate=_rate([check.matches for check in checks], checks),
+        near_tie_rate=_rate([check.near_ties for check in checks], checks),
+        divergence_rate=_rate([check.divergences for check in checks], checks),
+        worst=_worst(checks),
+        truncated=truncated,
+        repetition_loops=loops,
+    )
+
+
+def could_not_run(build: str, reason: str) -> OutputOutcome:
+    """The outcome where there is no reference: never a pass."""
+    return OutputOutcome(build=build, verdict=Verdict.INCONCLUSIVE, reason=reason)
+
+
+def _without_numbers(build: str, reference: str, reason: str) -> OutputOutcome:
+    return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, reference=reference)
+
+
+def _check_stream(stream: StreamRecord, prompt: Sequence[int], scorer: Scorer, tau: float) -> _StreamCheck:
+    output = stream.token_ids
+    scores = scorer.scores(prompt, output) if output else Scores(np.empty(0), np.empty(0, dtype=np.int64))
+    if len(scores.gaps) != len(output):
+        raise ValueError(f"{len(scores.gaps)} scores for {len(output)} tokens")
+    match = scores.gaps == 0
+    near_tie = (scores.gaps > 0) & (scores.gaps <= tau)
+    # Whatever is left diverged: above τ, below zero, or not a number.
+    diverged_at = tuple(int(position) for position in np.flatnonzero(~(match | near_tie)))
+    return _StreamCheck(
+        stream=stream,
+        scores=scores,
+        matches=int(match.sum()),
+        near_ties=int(near_tie.sum()),
+        diverged_at=diverged_at,
+        is_truncated=len(output) < stream.max_tokens,
+        loops=find_repetition_loop(output) is not None,
+    )
+
+
+def _verdict(
+    checks: Sequence[_StreamCheck], truncated: Sequence[str], loops: Sequence[str], max_divergence_rate: float
+) -> tuple[Verdict, str]:
+    wrong = [check for check in checks if check.divergences > max_divergence_rate * check.positions]
+    if wrong:
+        count = sum(check.divergences for check in wrong)
+        first = min(wrong, key=lambda check: check.diverged_at[0])
+        return Verdict.FAIL, (
+            f"{len(wrong)} of {len(checks)} outputs hold tokens that the reference would not emit ({count} in all), "
+            f"first at position {first.diverged_at[0]} of {first.stream.request_id}"
+        )
+    if truncated:
+        return Verdict.FAIL, f"{len(truncated)} outputs are shorter than asked for, first {truncated[0]}"
+    if loops:
+        return (
+            Verdict.VOID,
+            f"{len(loops)} outputs run in a repetition loop, first {loops[0]}: such speed means nothing",
+        )
+    return Verdict.PASS, "every emitted token is the reference's choice or a near-tie"
+
+
+def _worst(checks: Sequence[_StreamCheck]) -> tuple[EmittedToken, ...]:
+    found = [
+        (_badness(check.scores.gaps[position]), check, int(position))
+        for check in checks
+        for position in np.flatnonzero(check.scores.gaps != 0)
+    ]
+    found.sort(key=lambda entry: -entry[0])
+    return tuple(
+        EmittedToken(
+            request_id=check.stream.request_id,
+            depth=check.stream.depth,
+            position=position,
+            emitted=check.stream.token_ids[position],
+            preferred=int(check.scores.preferred[position]),
+            gap=gap if math.isfinite(gap := float(check.scores.gaps[position])) else None,
+        )
+        for _, check, position in found[:WORST_KEPT]
+    )
+
+
+def _badness(gap: float) -> float:
+    return float(gap) if math.isfinite(gap) else math.inf
+
+
+def _rate(counts: Sequence[int], checks: Sequence[_StreamCheck]) -> Rate:
+    return clustered_rate(counts, [check.positions for check in checks])
