@@ -15,6 +15,7 @@ class KernarcEngine(Engine):
         config = self.build.config
         command = [config.python or sys.executable, "-m", "kernarc.cli", "serve", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--device", config.device]
+        command += ["--max-context", str(self.max_context)]
         if config.num_speculative_tokens is not None:
             command += ["--num-speculative-tokens", str(config.num_speculative_tokens)]
         return [*command, *config.extra_args]

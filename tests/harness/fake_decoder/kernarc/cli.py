@@ -20,6 +20,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--device")
+    parser.add_argument("--max-context", type=int)
     parser.add_argument("--num-speculative-tokens", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=1.0)
     parser.add_argument("--start-s", type=float, default=0.0)
