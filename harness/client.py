@@ -85,6 +85,17 @@ class StreamingClient:
                 return _void(sent, sent.reading.problem, refusals)
             return self._judge(request, sent, refusals)
 
+    def ask(self, path: str, payload: dict[str, object]) -> object | None:
+        """One question to the server, not measured: its JSON answer, None where there is no 200 with JSON."""
+        reading = self._exchange(path, json.dumps(payload).encode(), prompt_tokens=0).reading
+        if reading.problem is not None or reading.response.status != 200:
+            return None
+        try:
+            answer: object = json.loads(reading.body)
+        except ValueError:
+            return None
+        return answer
+
     def _payload(self, request: CompletionRequest) -> tuple[str, bytes]:
         stream_options: dict[str, object] = {"include_usage": True}
         payload: dict[str, object] = {

@@ -1,0 +1,57 @@
+"""The client against a server of known token times: right on every case, and how late its stamps are here."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from .conformance.case import Case
+from .conformance.cases import CASES, TIMING
+from .conformance.process import ConformanceServer
+from .errors import ConfigError
+from .selftest_checks import case_row, timing_row
+from .selftest_play import play
+from .selftest_rows import CaseRow, SelftestReport, TimingRow
+
+MAX_ATTEMPTS = 3  # a case that misses by time alone is played again: other processes make single stamps late
+CHUNK_SIZES_SHOWN = (1, 2, 3, 4, 5, 8, 12, 16)
+
+
+def default_cases() -> list[str]:
+    """Every case; of the sixteen chunk sizes, eight."""
+    hidden = {f"chunks-{size}" for size in range(1, 17) if size not in CHUNK_SIZES_SHOWN}
+    return [name for name in CASES if name not in hidden]
+
+
+def run_selftest(
+    names: Sequence[str] = (), on_row: Callable[[CaseRow | TimingRow], None] | None = None
+) -> SelftestReport:
+    """Plays the named cases, all of default_cases() where none is named. Takes about 50 s in all.
+
+    Raises ConfigError for an unknown name, EngineError where the conformance server does not start.
+    """
+    chosen = list(names) or default_cases()
+    unknown = [name for name in chosen if name not in CASES]
+    if unknown:
+        raise ConfigError(f"no selftest case {unknown[0]!r}", f"the cases are: {', '.join(CASES)}")
+    start = perf_counter()
+    cases: list[CaseRow] = []
+    timing: list[TimingRow] = []
+    with ConformanceServer() as server:
+        for name in chosen:
+            row = _row(server, CASES[name])
+            if isinstance(row, CaseRow):
+                cases.append(row)
+            else:
+                timing.append(row)
+            if on_row is not None:
+                on_row(row)
+    return SelftestReport(tuple(cases), tuple(timing), perf_counter() - start)
+
+
+def _row(server: ConformanceServer, case: Case) -> CaseRow | TimingRow:
+    judge = timing_row if case in TIMING else case_row
+    attempt = 1
+    while True:
+        row = judge(case, play(server, case, attempt), attempt)
+        if row.passed or not row.missed_by_time_alone or attempt == MAX_ATTEMPTS:
+            return row
+        attempt += 1

@@ -1,0 +1,76 @@
+"""The selftest's report for people."""
+
+from collections.abc import Iterator
+
+from .selftest_rows import CaseRow, Figures, SelftestReport, TimingRow
+
+
+def case_line(row: CaseRow) -> str:
+    """One line: verdict, case, truth and measured side by side."""
+    return f"{_verdict(row)} {row.case:26} {_figures(row.truth):36} {_figures(row.measured):36}{_tries(row)}".rstrip()
+
+
+def timing_line(row: TimingRow) -> str:
+    """One line: the error of this client's stamps at one speed and depth."""
+    return (
+        f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
+        f"{row.median_error_ms:>9.3f} {row.p99_error_ms:>9.3f} {row.server_jitter_p99_ms:>9.3f} "
+        f"{row.tpot_error:>+9.3%} {row.process_us_per_step:>9.1f}{_tries(row)}"
+    ).rstrip()
+
+
+CASE_HEAD = f"     {'case':26} {'truth':36} measured"
+TIMING_HEAD = (
+    f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'jitter':>9} {'TPOT off':>9} "
+    f"{'µs/step':>9}"
+)
+
+
+def lines(report: SelftestReport) -> Iterator[str]:
+    """The whole report, mismatches spelt out, the verdict last."""
+    if report.cases:
+        yield CASE_HEAD
+        for row in report.cases:
+            yield case_line(row)
+            yield from (f"       {row.says}: {mismatch}" for mismatch in row.mismatches)
+    if report.timing:
+        yield ""
+        yield "How late this client's stamps are (the server's 99 % jitter and this process's CPU time beside it):"
+        yield TIMING_HEAD
+        for timing in report.timing:
+            yield timing_line(timing)
+            yield from (f"       {mismatch}" for mismatch in timing.mismatches)
+    yield ""
+    yield _summary(report)
+
+
+def _summary(report: SelftestReport) -> str:
+    rows = report.rows
+    failed = [row for row in rows if not row.passed]
+    if not failed:
+        return f"PASS: {len(rows)} of {len(rows)} in {report.seconds:.0f} s."
+    said = f"FAIL: {len(failed)} of {len(rows)} in {report.seconds:.0f} s: {', '.join(row.case for row in failed)}."
+    if all(row.missed_by_time_alone for row in failed):
+        said += (
+            f"\nOnly times are off: something else keeps this machine busy. Look with `top`, then try again with "
+            f"`kernarc-gate selftest --case {failed[0].case}`."
+        )
+    return said
+
+
+def _figures(figures: Figures) -> str:
+    if not figures.is_usable:
+        return f"void: {figures.void_reason or ''}"[:36]
+    parts = [f"{figures.tokens} tok"]
+    for name, value in (("first", figures.ttft_ms), ("tok", figures.tpot_ms), ("step", figures.step_ms)):
+        if value is not None:
+            parts.append(f"{value:.1f}" if name == "first" else f"{value:.3f}/{name}")
+    return " ".join(parts)
+
+
+def _verdict(row: CaseRow | TimingRow) -> str:
+    return "pass" if row.passed else "FAIL"
+
+
+def _tries(row: CaseRow | TimingRow) -> str:
+    return "" if row.attempts == 1 else f"  ({row.attempts} tries)"
