@@ -74,16 +74,18 @@ class TorchSession:
         kept = accepted + 1
         self.state.commit(kept)
         self.context_length += kept
-        self._backlog.append((predicted[:kept], hidden[:kept]))
+        if self.mtp is not None:
+            self._backlog.append((predicted[:kept], hidden[:kept]))
         self._last_token = tokens[accepted]
         return tokens[:kept], accepted
 
     def draft(self, num_drafts: int) -> list[int]:
         """Guess x_{n+1} … x_{n+k} after the unread token x_n (n = context_length) by recursion of the MTP head."""
-        if self.mtp is None or num_drafts == 0:
+        if num_drafts == 0:
             if len(self._backlog) >= _BACKLOG_LIMIT:
                 self._read_backlog()
             return []
+        assert self.mtp is not None, "only a session with an MTP head drafts"
         hidden = self._read_backlog()[-1:]  # [1, H], the head at position n − 1
         drafts = [self.model.logits(hidden).argmax(-1)]
         for position in range(self.context_length, self.context_length + num_drafts - 1):

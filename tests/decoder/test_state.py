@@ -1,0 +1,157 @@
+"""After any pattern of accepts the whole state equals that of reading the same tokens in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from kernarc.decoder.cache import DeltaNetState, KeyValueCache
+from kernarc.decoder.generate import Decoder
+from kernarc.decoder.session import TorchSession
+
+from .checkpoints import RandomCheckpoint
+from .mtp_reference import MtpReference
+from .oracle import force_accepts, greedy_ids, prompt, torch_session
+
+TIGHT = 3e-5  # fp32 against fp32, of the largest value: some 500 roundings
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to TIGHT of the largest expected value; NaN is not near anything."""
+    assert actual.shape == expected.shape
+    worst = (actual.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert worst <= TIGHT, f"off by {worst:.1e} of the largest value"
+
+
+class Reference:
+    """transformers' cache and hidden states after reading tokens in order, and the MTP reference's keys and values."""
+
+    def __init__(self, checkpoint: RandomCheckpoint) -> None:
+        self.model: Any = checkpoint.reference()
+        self.mtp = MtpReference(checkpoint.config, checkpoint.weights)
+
+    @torch.inference_mode()
+    def check(self, session: TorchSession, token_ids: Sequence[int]) -> None:
+        """token_ids: every token emitted so far with the prompt, the last one unread."""
+        assert session.context_length == len(token_ids) - 1
+        read = torch.tensor([list(token_ids[:-1])])
+        output = self.model.model(read, use_cache=True)
+        for layer, expected in zip(session.state.layers, output.past_key_values.layers, strict=True):
+            if isinstance(layer, DeltaNetState):
+                assert_near(layer.recurrent, expected.recurrent_states[0][0])
+                window = expected.conv_states[0][0].T[-layer.window.shape[0] :]
+                assert_near(layer.window, window)
+            else:
+                check_cache(layer, session.context_length, expected.keys[0], expected.values[0])
+        session._read_backlog()
+        keys, values = self.mtp.keys_values(token_ids, output.last_hidden_state[0])
+        check_cache(session.mtp_cache, session.context_length, keys, values)
+
+
+def check_cache(cache: KeyValueCache, length: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    assert_near(cache.keys[:, :length], keys)
+    assert_near(cache.values[:, :length], values)
+
+
+def poison(session: TorchSession) -> None:
+    """Fill what holds nothing yet with NaN, so that a read past the length shows."""
+    caches = [layer for layer in session.state.layers if isinstance(layer, KeyValueCache)]
+    for cache in [*caches, session.mtp_cache]:
+        cache.keys.fill_(float("nan"))
+        cache.values.fill_(float("nan"))
+
+
+def test_prefill_leaves_transformers_state(checkpoint: RandomCheckpoint) -> None:
+    decoder = Decoder.load(checkpoint.path)
+    session = torch_session(decoder)
+    reference = Reference(checkpoint)
+    for length in (1, 2, 3, 4, 64, 65, 129, 300):
+        poison(session)
+        prompt_ids = prompt(length)
+        first = session.prefill(prompt_ids)
+        reference.check(session, [*prompt_ids, first])
+
+
+@pytest.mark.parametrize("num_drafts", range(1, 9))
+def test_every_accept_count_rolls_back_exactly(
+    base_checkpoint: RandomCheckpoint, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm#39273, vllm-xpu-kernels#544, rMLX#436: S, the conv window, both caches, after each step of every count."""
+    decoder = Decoder.load(base_checkpoint.path)
+    session = torch_session(decoder)
+    reference = Reference(base_checkpoint)
+    prompt_ids = prompt(2 + num_drafts)
+    ids = greedy_ids(decoder, prompt_ids, 100)
+    accepts = [*range(num_drafts + 1), 0, num_drafts]
+    force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
+    poison(session)
+    emitted = [session.prefill(prompt_ids)]
+    for count in accepts:
+        tokens, accepted = session.step(num_drafts)
+        assert accepted == count
+        emitted += tokens
+        if count in (0, 1, num_drafts // 2, num_drafts):
+            backlog, mtp_length = list(session._backlog), session._mtp_length
+            reference.check(session, [*prompt_ids, *emitted])
+            session._backlog, session._mtp_length = backlog, mtp_length
+    assert emitted == ids[: len(emitted)]
+
+
+def test_accept_patterns_on_every_shape(checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder.load(checkpoint.path)
+    session = torch_session(decoder)
+    prompt_ids = prompt(70)
+    ids = greedy_ids(decoder, prompt_ids, 120)
+    accepts = [0, 3, 1, 2, 0, 0, 3, 3, 2, 1]
+    force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
+    poison(session)
+    emitted = [session.prefill(prompt_ids)]
+    for count in accepts:
+        tokens, accepted = session.step(3)
+        assert accepted == count
+        emitted += tokens
+    Reference(checkpoint).check(session, [*prompt_ids, *emitted])
+
+
+def test_four_hundred_steps_do_not_drift(base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder.load(base_checkpoint.path)
+    session = torch_session(decoder)
+    prompt_ids = prompt(5)
+    ids = greedy_ids(decoder, prompt_ids, 1010)
+    accepts = [(7 * i) % 4 for i in range(400)]
+    force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
+    emitted = [session.prefill(prompt_ids)]
+    for _ in accepts:
+        emitted += session.step(3)[0]
+    assert emitted == ids[: len(emitted)]
+    Reference(base_checkpoint).check(session, [*prompt_ids, *emitted])
+
+
+def test_hidden_states_and_logits_equal_transformers(checkpoint: RandomCheckpoint) -> None:
+    """At prefill and, row by row, in a verify after it."""
+    session = torch_session(Decoder.load(checkpoint.path))
+    reference: Any = checkpoint.reference()
+    token_ids = torch.tensor(prompt(109))
+    with torch.inference_mode():
+        expected_hidden = reference.model(token_ids[None], use_cache=False).last_hidden_state[0]
+        expected_logits = reference(token_ids[None], use_cache=False).logits[0]
+        session.state.reset()
+        hidden = session.model.forward(token_ids[:100], session.state, 0)
+        session.state.commit(100)
+        verified = session.model.forward(token_ids[100:], session.state, 100)
+    hidden = torch.cat([hidden, verified])
+    assert_near(hidden, expected_hidden)
+    assert_near(session.model.logits(hidden), expected_logits)
+
+
+def test_bf16_compute_stays_near_fp32(base_checkpoint: RandomCheckpoint) -> None:
+    token_ids = torch.tensor(prompt(80))
+    hidden = []
+    for dtype in (torch.float32, torch.bfloat16):
+        session = torch_session(Decoder.load(base_checkpoint.path, dtype=dtype))
+        with torch.inference_mode():
+            hidden.append(session.model.forward(token_ids, session.state, 0).float())
+    error = (hidden[1] - hidden[0]).norm() / hidden[0].norm()
+    assert 1e-4 < error < 0.1  # eight bits of mantissa through four layers
