@@ -84,6 +84,27 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def axis_number(value: float) -> str:
+    """A round number on an axis, without trailing zeros: 0, 40, 2.5, 1,000."""
+    text = fixed(value, 2)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def seconds(value_ms: float) -> str:
+    """Elapsed time of a replay, in seconds from milliseconds: 1.83."""
+    return fixed(value_ms / 1000, 2)
+
+
+def share(fraction: float) -> str:
+    """A part of a whole, no sign: 62 %."""
+    return f"{fixed(fraction * 100, 0)} %"
+
+
+def gibibytes(value_bytes: int) -> str:
+    """Memory: 80 GiB."""
+    return f"{fixed(value_bytes / 2**30, 0)} GiB"
+
+
 def _decimals(value: float, below_one: int, below_hundred: int) -> int:
     magnitude = abs(value)
     if magnitude < 1:

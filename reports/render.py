@@ -7,23 +7,28 @@ from pathlib import Path
 from rich.console import Console
 
 from . import chart, table_files
+from .page import render_page
 from .saved import load_runs
 from .tables import SpeedTable, speed_table
 
 
-def render_run(run_dirs: Sequence[Path], out_dir: Path, *, require_check: bool = True) -> list[Path]:
-    """Writes table.md, table.csv, table.json, speed.svg and speed.png; returns their paths.
+def render_run(
+    run_dirs: Sequence[Path], out_dir: Path, *, require_check: bool = True, revision: str = "A"
+) -> list[Path]:
+    """Writes table.md, table.csv, table.json, speed.svg, speed.png and index.html; returns their paths.
 
     The first run's first build is the baseline. require_check: a cell whose outputs nobody checked shows no speed; a
     bench that has just finished passes False and its table says that the check is still to come.
     """
-    table = speed_table(load_runs(run_dirs), require_check=require_check)
+    runs = load_runs(run_dirs)
+    table = speed_table(runs, require_check=require_check)
     files = {
         "table.md": table_files.markdown(table).encode(),
         "table.csv": table_files.csv_text(table).encode(),
         "table.json": table_files.json_text(table).encode(),
         "speed.svg": chart.render_svg(table),
         "speed.png": chart.render_png(table),
+        "index.html": render_page(runs, table, revision=revision),
     }
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = []

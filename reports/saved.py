@@ -7,13 +7,16 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from ..gates.outcomes import OutputOutcome, Verdict
 from ..harness.errors import RecordError
-from ..harness.records import RunManifest, StreamRecord, StreamStatus
+from ..harness.records import Record, RunManifest, StreamRecord, StreamStatus
 from ..harness.storage import RunDirectory
 
 
 class CheckState(StrEnum):
-    """What the output check said about the streams of one cell."""
+    """What the output check said about the streams behind a number."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -21,14 +24,20 @@ class CheckState(StrEnum):
 
 
 @dataclass(frozen=True)
-class CellCheck:
-    """The output check of one build at one depth, with the reason where it did not pass."""
+class CheckResult:
+    """The output check of one build, with the reason where it did not pass."""
 
     state: CheckState
     reason: str | None = None
+    outcome: OutputOutcome | None = None
 
 
-NOT_CHECKED = CellCheck(CheckState.MISSING, "outputs not checked: run `kernarc-gate check RUN_DIR`")
+class _Checks(Record):
+    output_checks: list[OutputOutcome]
+
+
+NOT_CHECKED = CheckResult(CheckState.MISSING, "outputs not checked: run `kernarc-gate check RUN_DIR`")
+CHECK_FILES = ("verdict.json", "check.json")  # the later one, where both are there
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,9 @@ class SavedRun:
         """The measured streams of one build at one depth, void ones included."""
         return self._by_cell.get((build, depth), ())
 
-    def cell_check(self, build: str, depth: int) -> CellCheck:
-        """What check.json says of this cell; missing where there is none."""
-        return self._checks.get((build, depth), NOT_CHECKED)
+    def output_check(self, build: str) -> CheckResult:
+        """What the output check said of this build's streams; missing where nobody checked them."""
+        return self._checks.get(build, NOT_CHECKED)
 
     @cached_property
     def _by_cell(self) -> dict[tuple[str, int], tuple[StreamRecord, ...]]:
@@ -62,12 +71,15 @@ class SavedRun:
         return {cell: tuple(streams) for cell, streams in cells.items()}
 
     @cached_property
-    def _checks(self) -> dict[tuple[str, int], CellCheck]:
-        document = read_document(self.path / "check.json")
-        cells = document.get("cells", []) if document else []
-        if not isinstance(cells, list):
-            raise RecordError(f"{self.path / 'check.json'}: cells is not a list", "run `kernarc-gate check` again")
-        return dict(_cell_check(cell) for cell in cells)
+    def _checks(self) -> dict[str, CheckResult]:
+        counted: dict[str, int] = {}
+        for stream in ok_streams(self.streams):
+            counted[stream.build] = counted.get(stream.build, 0) + 1
+        found = {}
+        for name in CHECK_FILES:
+            for outcome in _outcomes(self.path / name):
+                found[outcome.build] = _check_result(outcome, counted.get(outcome.build, 0))
+        return found
 
     @cached_property
     def verdict(self) -> dict[str, object] | None:
@@ -98,11 +110,27 @@ def read_document(path: Path) -> dict[str, object] | None:
     return document
 
 
-def _cell_check(cell: dict[str, object]) -> tuple[tuple[str, int], CellCheck]:
-    key = (str(cell["build"]), int(str(cell["depth"])))
-    if cell.get("verdict") == "PASS":
-        return key, CellCheck(CheckState.PASSED)
-    return key, CellCheck(CheckState.FAILED, f"output check: {cell.get('reason') or cell.get('verdict')}")
+def _outcomes(path: Path) -> list[OutputOutcome]:
+    document = read_document(path)
+    if document is None:
+        return []
+    try:
+        return _Checks.model_validate_json(json.dumps({"output_checks": document.get("output_checks")})).output_checks
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise RecordError(f"{path}: {where}: {problem['msg']}", "run `kernarc-gate check RUN_DIR` again") from error
+
+
+def _check_result(outcome: OutputOutcome, counted: int) -> CheckResult:
+    if outcome.streams != counted:
+        reason = f"{outcome.streams} of {counted} streams were checked: run `kernarc-gate check RUN_DIR` again"
+        return CheckResult(CheckState.MISSING, reason, outcome)
+    if outcome.verdict is Verdict.PASS:
+        return CheckResult(CheckState.PASSED, None, outcome)
+    if outcome.verdict is Verdict.INCONCLUSIVE:
+        return CheckResult(CheckState.MISSING, f"the output check could not run: {outcome.reason}", outcome)
+    return CheckResult(CheckState.FAILED, f"output check: {outcome.reason}", outcome)
 
 
 def _fixed_order(stream: StreamRecord) -> tuple[int, str, int, int, str]:

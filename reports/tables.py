@@ -157,7 +157,7 @@ def _speed_cell(run: SavedRun, column: Column, depth: int, require_check: bool) 
     streams = run.cell_streams(column.build.name, depth)
     counted = ok_streams(streams)
     reasons = tuple(sorted({stream.void_reason or "no reason recorded" for stream in streams if _is_void(stream)}))
-    check = run.cell_check(column.build.name, depth)
+    check = run.output_check(column.build.name)
     void_reason = _streams_reason(run, len(streams), len(streams) - len(counted), reasons)
     if void_reason is None and (
         check.state is CheckState.FAILED or (require_check and check.state is CheckState.MISSING)

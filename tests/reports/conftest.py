@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kernarc.gates.outcomes import OutputOutcome, Verdict
 from kernarc.harness.records import (
     BuildRecord,
     Environment,
@@ -108,6 +109,25 @@ def stream_record(
     )
 
 
+def write_check(path: Path, builds: tuple[str, ...], **failed: str) -> None:
+    """check.json as `kernarc-gate check` writes it; `failed` names builds with the reason they failed for."""
+    streams = RunDirectory(path).streams()
+    outcomes = []
+    for name in builds:
+        counted = [s for s in streams if s.build == name and s.status is StreamStatus.OK]
+        positions = sum(len(s.token_ids) for s in counted)
+        outcome = OutputOutcome(
+            build=name,
+            verdict=Verdict.FAIL if name in failed else Verdict.PASS,
+            reason=failed.get(name, "every emitted token is the reference's choice or a near-tie"),
+            streams=len(counted),
+            positions=positions,
+            matches=positions,
+        )
+        outcomes.append(outcome.model_dump(mode="json"))
+    (path / "check.json").write_text(json.dumps({"output_checks": outcomes}), encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def make_run() -> MakeRun:
     """`make_run(path, …)` writes a run directory of synthetic streams and returns its path."""
@@ -171,8 +191,7 @@ def make_run() -> MakeRun:
             random.Random(shuffle).shuffle(streams)
         directory.streams_path.write_text("".join(s.model_dump_json() + "\n" for s in streams), encoding="utf-8")
         if checked:
-            cells = [{"build": name, "depth": depth, "verdict": "PASS"} for name in builds for depth in depths]
-            (path / "check.json").write_text(json.dumps({"verdict": "PASS", "cells": cells}), encoding="utf-8")
+            write_check(path, builds)
         return path
 
     return make

@@ -16,7 +16,7 @@ from kernarc.reports.render import render_table_text
 from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import SpeedTable, speed_table
 
-from .conftest import DEPTHS, MakeRun
+from .conftest import DEPTHS, MakeRun, write_check
 
 
 def token_times_ms(stream: StreamRecord) -> float:
@@ -90,18 +90,42 @@ def test_an_unchecked_cell_has_no_speed_in_a_publication_and_says_so_after_a_ben
 
 def test_a_failed_check_takes_the_speed_even_after_a_bench(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", launches=1, tokens=32)
-    check = json.loads((run / "check.json").read_text())
-    check["cells"][5] = {"build": "kernarc", "depth": 8192, "verdict": "FAIL", "reason": "3 divergences"}
-    (run / "check.json").write_text(json.dumps(check))
+    write_check(run, ("vllm", "kernarc"), kernarc="3 outputs diverge")
     table = speed_table(load_runs([run]), require_check=False)
-    cell = table.cells["0:kernarc", 8192]
+    assert all((table.cells["0:kernarc", depth].tpot is None) for depth in DEPTHS)
+    assert all("3 outputs diverge" in (table.cells["0:kernarc", depth].void_reason or "") for depth in DEPTHS)
+    assert all((table.cells["0:vllm", depth].tpot is not None) for depth in DEPTHS)
+    assert all(speed_up.ratio is None for speed_up in table.speed_ups.values())
+    assert not table.geometric_means
+    assert "no speed" in render_table_text(table)
+
+
+def test_a_check_of_fewer_streams_than_were_measured_is_no_check(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", launches=1, tokens=32)
+    document = json.loads((run / "check.json").read_text())
+    document["output_checks"][1]["streams"] -= 1
+    (run / "check.json").write_text(json.dumps(document))
+    cell = speed_table(load_runs([run])).cells["0:kernarc", 128]
     assert cell.tpot is None
-    assert "3 divergences" in (cell.void_reason or "")
-    assert table.speed_ups["0:kernarc", 8192].ratio is None
+    assert "31 of 32 streams were checked" in (cell.void_reason or "")
+
+
+def void_at_8192(stream: StreamRecord) -> StreamRecord:
+    if stream.build == "kernarc" and stream.request_id == "d8192-l0-r3":
+        return stream.model_copy(update={"status": StreamStatus.VOID, "void_reason": "stalled for 10 s"})
+    return stream
+
+
+def test_the_geometric_mean_spans_the_depths_at_which_every_build_has_a_speed(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    table = speed_table(load_runs([make_run(tmp_path / "run", launches=1, tokens=32, change=void_at_8192)]))
     assert table.geometric_mean_depths == (128, 32768, 65536)
-    text = render_table_text(table)
-    assert "no speed" in text
-    assert "Geometric mean over the depths" in text
+    tpots = [table.cells["0:kernarc", depth].tpot_ms or 0 for depth in table.geometric_mean_depths]
+    assert table.geometric_means["0:kernarc"].tpot_ms == pytest.approx(math.prod(tpots) ** (1 / 3))
+    assert "Geometric mean over the depths at which every build has a speed: 128, 32,768, 65,536." in (
+        table_files.markdown(table)
+    )
 
 
 def void_one(stream: StreamRecord) -> StreamRecord:

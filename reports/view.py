@@ -1,0 +1,239 @@
+"""View A: where every line, point and label of the page's chart lies, for a wide and a narrow sheet."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from . import format as fmt
+from .chart import DATUM_TOKENS_PER_SECOND
+from .tables import SpeedCell, SpeedTable
+
+NICE_STEPS = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
+HEADROOM = 1.14
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The drawing area in SVG units; label_gap: depths nearer than this push their labels apart."""
+
+    name: str
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    label_gap: int
+
+    @property
+    def x_end(self) -> int:
+        """Right end of the axis."""
+        return self.width - self.right
+
+    @property
+    def y_end(self) -> int:
+        """The axis itself: zero."""
+        return self.height - self.bottom
+
+
+WIDE = Paper("wide", 1040, 430, 52, 48, 28, 62, 56)
+NARROW = Paper("narrow", 360, 380, 36, 38, 28, 58, 46)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label on an axis at x or y."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell drawn; description is what a screen reader and the readout say."""
+
+    x: float
+    y: float
+    y_low: float | None
+    y_high: float | None
+    label: str
+    label_y: float
+    anchor: str
+    description: str
+    depth: int
+    series: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """One column: its points and the line through them."""
+
+    index: int
+    label: str
+    is_baseline: bool
+    points: tuple[Point, ...]
+
+    @property
+    def path(self) -> str:
+        """The line as an SVG path."""
+        return "M" + "L".join(f"{point.x:.1f},{point.y:.1f}" for point in self.points) if self.points else ""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A dimension line with the speed-up."""
+
+    x: float
+    y_top: float
+    y_bottom: float
+    label: str
+
+    @property
+    def y_label(self) -> float:
+        """Half way."""
+        return (self.y_top + self.y_bottom) / 2
+
+
+@dataclass(frozen=True)
+class View:
+    """Everything the SVG template draws."""
+
+    paper: Paper
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    series: tuple[Series, ...]
+    ratios: tuple[Ratio, ...]
+    datum_y: float | None
+    datum_label_x: float
+
+
+def view(table: SpeedTable, paper: Paper) -> View:
+    """Lays the table out on paper: log-2 depths, speeds from zero."""
+    speeds = [cell.tokens_per_second for cell in table.cells.values() if cell.tokens_per_second is not None]
+    highs = [interval[1] for cell in table.cells.values() if (interval := cell.tokens_per_second_interval) is not None]
+    top = max([*speeds, *highs], default=DATUM_TOKENS_PER_SECOND) * HEADROOM
+    xs = _depth_positions(table.depths, paper)
+
+    def y_of(speed: float) -> float:
+        return paper.y_end - speed / top * (paper.y_end - paper.top)
+
+    series = tuple(_series(table, index, xs, y_of(0) - y_of(1), paper) for index in range(len(table.columns)))
+    return View(
+        paper=paper,
+        x_ticks=tuple(Tick(xs[depth], fmt.depth_short(depth)) for depth in table.depths),
+        y_ticks=tuple(Tick(y_of(speed), fmt.axis_number(speed)) for speed in _nice_ticks(top)),
+        series=series,
+        ratios=_ratios(table, series, paper),
+        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if top >= DATUM_TOKENS_PER_SECOND else None,
+        datum_label_x=_widest_gap(list(xs.values()), paper),
+    )
+
+
+def describe(cell: SpeedCell) -> str:
+    """One point in words: "kernarc, 8,192 tokens of context: 139.9 tok/s, 7.15 ms/token, 95 % interval …"."""
+    text = (
+        f"{cell.column.label}, {fmt.count(cell.depth)} tokens of context: "
+        f"{fmt.tokens_per_second(cell.tokens_per_second)} tok/s, {fmt.milliseconds(cell.tpot_ms)} ms/token"
+    )
+    if cell.tpot is None or cell.tpot.low is None or cell.tpot.high is None:
+        return text
+    return f"{text}, 95 % interval {fmt.milliseconds_interval(cell.tpot.low, cell.tpot.high)} ms"
+
+
+def describe_chart(table: SpeedTable) -> str:
+    """The chart in a paragraph, for readers who do not see it."""
+    depths = ", ".join(fmt.count(depth) for depth in table.depths)
+    sentences = [f"Decode speed of one stream in tokens per second against context depths of {depths} tokens."]
+    for column in table.columns:
+        speeds = [
+            fmt.tokens_per_second(cell.tokens_per_second) if cell.tpot is not None else "no speed"
+            for depth in table.depths
+            if (cell := table.cells.get((column.key, depth))) is not None
+        ]
+        sentences.append(f"{column.label}: {', '.join(speeds)}.")
+    return " ".join(sentences)
+
+
+def _depth_positions(depths: Sequence[int], paper: Paper) -> dict[int, float]:
+    span = paper.x_end - paper.left
+    inset = max(span * 0.05, 26)
+    low, high = math.log2(depths[0]), math.log2(depths[-1])
+    if high == low:
+        return {depths[0]: paper.left + span / 2}
+    scale = (span - 2 * inset) / (high - low)
+    return {depth: paper.left + inset + (math.log2(depth) - low) * scale for depth in depths}
+
+
+def _series(table: SpeedTable, index: int, xs: dict[int, float], y_scale: float, paper: Paper) -> Series:
+    column = table.columns[index]
+    is_baseline = index == 0 and len(table.columns) > 1
+    points = []
+    for depth in table.depths:
+        cell = table.cells.get((column.key, depth))
+        if cell is None or cell.tokens_per_second is None:
+            continue
+        y = paper.y_end - cell.tokens_per_second * y_scale
+        interval = cell.tokens_per_second_interval
+        is_below = is_baseline and paper.y_end - y > 34
+        points.append(
+            Point(
+                x=xs[depth],
+                y=y,
+                y_low=None if interval is None else paper.y_end - interval[0] * y_scale,
+                y_high=None if interval is None else paper.y_end - interval[1] * y_scale,
+                label=fmt.tokens_per_second(cell.tokens_per_second),
+                label_y=y + 23 if is_below else y - 14,
+                anchor=_anchor(depth, xs, paper.label_gap),
+                description=describe(cell),
+                depth=depth,
+                series=index,
+            )
+        )
+    return Series(index, column.label, is_baseline, tuple(points))
+
+
+def _anchor(depth: int, xs: dict[int, float], gap: int) -> str:
+    """Labels of crowded depths lean outwards."""
+    places = list(xs)
+    index = places.index(depth)
+    is_near_next = index + 1 < len(places) and xs[places[index + 1]] - xs[depth] < gap
+    is_near_previous = index > 0 and xs[depth] - xs[places[index - 1]] < gap
+    if is_near_next and not is_near_previous:
+        return "end"
+    if is_near_previous and not is_near_next:
+        return "start"
+    return "middle"
+
+
+def _ratios(table: SpeedTable, series: Sequence[Series], paper: Paper) -> tuple[Ratio, ...]:
+    """Dimension lines between the baseline and the one candidate, from the deepest depth, none over another."""
+    if len(table.candidates) != 1:
+        return ()
+    upper = {point.depth: point for point in series[1].points}
+    found: list[Ratio] = []
+    for point in reversed(series[0].points):
+        other, speed_up = upper.get(point.depth), table.speed_ups[table.candidates[0].key, point.depth]
+        if other is None or speed_up.ratio is None or (found and found[-1].x - point.x < paper.label_gap):
+            continue
+        y_top, y_bottom = sorted((point.y, other.y))
+        if y_bottom - y_top >= 58:
+            label = fmt.speed_up(speed_up.ratio) + ("*" if speed_up.is_derived else "")
+            found.append(Ratio(point.x, y_top + 10, y_bottom - 10, label))
+    return tuple(found)
+
+
+def _nice_ticks(top: float) -> list[float]:
+    rough = top / 5
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(step * magnitude for step in NICE_STEPS if step * magnitude >= rough)
+    return [step * index for index in range(int(top / step) + 1)]
+
+
+def _widest_gap(xs: Sequence[float], paper: Paper) -> float:
+    """The middle of the widest stretch between depths: room for the datum's label."""
+    gaps = [(right - left, left) for left, right in pairwise(xs)]
+    if not gaps:
+        return float(paper.left + 30)
+    width, left = max(gaps, key=lambda gap: (round(gap[0], 6), -gap[1]))
+    return left + width / 2
