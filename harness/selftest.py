@@ -1,5 +1,6 @@
 """The client against a server of known token times: right on every case, and how late its stamps are here."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -31,7 +32,9 @@ def run_selftest(
     chosen = list(names) or default_cases()
     unknown = [name for name in chosen if name not in CASES]
     if unknown:
-        raise ConfigError(f"no selftest case {unknown[0]!r}", f"the cases are: {', '.join(CASES)}")
+        near = difflib.get_close_matches(unknown[0], CASES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"no selftest case {unknown[0]!r}", f"{hint}`kernarc-gate selftest --list` shows them all")
     start = perf_counter()
     cases: list[CaseRow] = []
     timing: list[TimingRow] = []

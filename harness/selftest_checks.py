@@ -46,21 +46,21 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         (event.t_ns - true.written_ns) / NS_PER_MS for event, true in zip(outcome.events, truth.events, strict=False)
     )
     measured, true_tpot = tpot_ms(outcome), truth.tpot_ms
-    tpot_error = measured / true_tpot - 1 if measured and true_tpot else float("nan")
-    p99_ms = percentile(errors_ms, 0.99) if errors_ms else float("nan")
-    late = []
-    if not p99_ms < MAX_STAMP_ERROR_MS:
+    tpot_error = measured / true_tpot - 1 if measured and true_tpot else None
+    p99_ms = percentile(errors_ms, 0.99)
+    late = [] if errors_ms and tpot_error is not None else ["nothing to time"]
+    if p99_ms is not None and p99_ms >= MAX_STAMP_ERROR_MS:
         late.append(f"99 % of the stamps are up to {p99_ms:.3f} ms late, the limit is {MAX_STAMP_ERROR_MS} ms")
-    if not abs(tpot_error) < MAX_STEADY_TPOT_ERROR:
+    if tpot_error is not None and abs(tpot_error) >= MAX_STEADY_TPOT_ERROR:
         late.append(f"the time per token is {tpot_error:+.2%} off, the limit is {MAX_STEADY_TPOT_ERROR:.1%}")
     return TimingRow(
         case=case.name,
         ms_per_token=case.shape.ms_per_token,
         prompt_tokens=case.prompt_tokens,
         events=len(errors_ms),
-        median_error_ms=percentile(errors_ms, 0.5) if errors_ms else float("nan"),
+        median_error_ms=percentile(errors_ms, 0.5),
         p99_error_ms=p99_ms,
-        server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99) if truth.events else float("nan"),
+        server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99),
         tpot_error=tpot_error,
         process_us_per_step=outcome.process_ns / 1000 / max(1, len(outcome.events)),
         passed=not wrong and not late,

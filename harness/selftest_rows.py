@@ -32,16 +32,16 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class TimingRow:
-    """How late the client's stamps are: client's stamp minus the server's, event by event."""
+    """How late the client's stamps are: client's stamp minus the server's, event by event; None where none came."""
 
     case: str
     ms_per_token: float
     prompt_tokens: int
     events: int
-    median_error_ms: float
-    p99_error_ms: float
-    server_jitter_p99_ms: float
-    tpot_error: float  # as a fraction of the truth
+    median_error_ms: float | None
+    p99_error_ms: float | None
+    server_jitter_p99_ms: float | None
+    tpot_error: float | None  # as a fraction of the truth
     process_us_per_step: float  # CPU time of the client's thread, reading and parsing
     passed: bool
     attempts: int

@@ -14,8 +14,8 @@ def timing_line(row: TimingRow) -> str:
     """One line: the error of this client's stamps at one speed and depth."""
     return (
         f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
-        f"{row.median_error_ms:>9.3f} {row.p99_error_ms:>9.3f} {row.server_jitter_p99_ms:>9.3f} "
-        f"{row.tpot_error:>+9.3%} {row.process_us_per_step:>9.1f}{_tries(row)}"
+        f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.server_jitter_p99_ms)} "
+        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f}{_tries(row)}"
     ).rstrip()
 
 
@@ -66,6 +66,10 @@ def _figures(figures: Figures) -> str:
         if value is not None:
             parts.append(f"{value:.1f}" if name == "first" else f"{value:.3f}/{name}")
     return " ".join(parts)
+
+
+def _known(value: float | None, form: str = "9.3f") -> str:
+    return f"{'–':>9}" if value is None else f"{value:{form}}"
 
 
 def _verdict(row: CaseRow | TimingRow) -> str:

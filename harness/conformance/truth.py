@@ -86,8 +86,6 @@ def truth_from_json(value: dict[str, object]) -> Truth:
     )
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie (nearest rank). Raises ValueError where there are none."""
-    if not ordered:
-        raise ValueError("no values")
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which `share` of the sorted values lie (nearest rank); None where there are none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
