@@ -106,12 +106,12 @@ class ModelConfig:
         return cls(
             **sizes,
             layer_types=_layer_types(text, sizes["num_hidden_layers"], where),
-            rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_positive_float(text.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),
             rope_theta=theta,
             rotary_dim=rotary_dim,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             has_mtp=_num_mtp_layers(text, where) == 1,
-            eos_token_ids=_eos_ids(raw) | _eos_ids(text) | _eos_ids(generation or {}),
+            eos_token_ids=frozenset().union(*(_eos_ids(part, where) for part in (raw, text, generation or {}))),
         )
 
 
@@ -164,6 +164,12 @@ def _positive_int(text: Mapping[str, Any], name: str, where: str) -> int:
     return value
 
 
+def _positive_float(value: object, name: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"{where}: {name} is {value!r}, expected a positive number")
+    return float(value)
+
+
 def _check_ratio(sizes: Mapping[str, int], many: str, few: str, where: str) -> None:
     if sizes[many] % sizes[few]:
         raise CheckpointError(f"{where}: {many} {sizes[many]} is not a multiple of {few} {sizes[few]}")
@@ -175,13 +181,12 @@ def _rope(text: Mapping[str, Any], head_dim: int, where: str) -> tuple[float, in
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "mrope"):
         raise CheckpointError(f"{where}: rope_type is {kind!r}, this decoder computes only 'default'")
-    theta = rope.get("rope_theta")
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise CheckpointError(f"{where}: rope_theta is {theta!r}, expected a positive number")
-    rotary_dim = int(head_dim * float(rope.get("partial_rotary_factor", 0.25)))
+    theta = _positive_float(rope.get("rope_theta"), "rope_theta", where)
+    factor = _positive_float(rope.get("partial_rotary_factor", 0.25), "partial_rotary_factor", where)
+    rotary_dim = int(head_dim * factor)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise CheckpointError(f"{where}: partial_rotary_factor turns {rotary_dim} of {head_dim} dimensions")
-    return float(theta), rotary_dim
+    return theta, rotary_dim
 
 
 def _layer_types(text: Mapping[str, Any], num_layers: int, where: str) -> tuple[str, ...]:
@@ -204,8 +209,10 @@ def _num_mtp_layers(text: Mapping[str, Any], where: str) -> int:
     return int(count)
 
 
-def _eos_ids(section: Mapping[str, Any]) -> frozenset[int]:
-    ids = section.get("eos_token_id")
-    if ids is None:
-        return frozenset()
-    return frozenset(ids if isinstance(ids, list) else [ids])
+def _eos_ids(section: Mapping[str, Any], where: str) -> frozenset[int]:
+    given = section.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise CheckpointError(f"{where}: eos_token_id holds {token_id!r}, expected token ids")
+    return frozenset(ids)

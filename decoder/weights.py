@@ -1,10 +1,8 @@
-"""Safetensors in, checked tensors out: every name and shape is verified before the first byte is read."""
+"""Checked tensors of a checkpoint: every name and shape is verified before the first one is read."""
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +13,13 @@ from safetensors import safe_open
 
 from .config import FP8_BLOCK, FULL_ATTENTION, ModelConfig
 from .errors import CheckpointError
+from .safetensors_files import StoredTensor, stored_tensors
 
 Shape = tuple[int, ...]
 
 _SCALE_SUFFIX = "_scale_inv"
-_SKIPPED_PREFIXES = ("model.visual.", "visual.")
 _FLOAT_DTYPES = ("BF16", "F16", "F32")
 _FP8_DTYPE = "F8_E4M3"
-_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 _FP8_LINEARS = frozenset(f"{name}_proj" for name in ("q", "k", "v", "o", "out", "gate", "up", "down")) | {
     "in_proj_qkv",
     "in_proj_z",
@@ -114,22 +111,12 @@ def _delta_net_shapes(config: ModelConfig) -> dict[str, Shape]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where one tensor lies: its file, its name there, and what the file's header says of it."""
-
-    file: Path
-    name: str
-    dtype: str
-    shape: Shape
-
-
 class Checkpoint:
     """The tensors of one model directory, checked against a config before anything is loaded."""
 
     def __init__(self, model_dir: str | Path, config: ModelConfig) -> None:
         """Read the headers. Raises CheckpointError naming the missing, extra, misshapen or truncated tensor."""
-        self.tensors = _stored_tensors(Path(model_dir))
+        self.tensors: dict[str, StoredTensor] = stored_tensors(Path(model_dir))
         self.shapes = tensor_shapes(config)
         self._check()
 
@@ -155,33 +142,29 @@ class Checkpoint:
     def _check(self) -> None:
         expected = dict(self.shapes)
         for name, shape in self.shapes.items():
-            stored = self.tensors.get(name)
-            if stored is None:
+            if name in self.tensors and self.tensors[name].dtype == _FP8_DTYPE and is_fp8_linear(name):
+                expected[name + _SCALE_SUFFIX] = scale_shape(shape)
+        for name, shape in expected.items():
+            if name not in self.tensors:
                 raise CheckpointError(
                     f"tensor {name} is missing, expected shape {list(shape)}",
-                    "The checkpoint is incomplete or config.json describes another model.",
+                    "The checkpoint is incomplete, or config.json describes another model.",
                 )
-            if stored.dtype == _FP8_DTYPE and len(shape) == 2:
-                expected[name + _SCALE_SUFFIX] = scale_shape(shape)
         for name, stored in self.tensors.items():
-            if name not in expected:
-                raise CheckpointError(
-                    f"tensor {stored.name} ({list(stored.shape)}) in {stored.file.name} is not part of this model",
-                    _extra_hint(name),
-                )
-            if stored.shape != expected[name]:
-                raise CheckpointError(
-                    f"tensor {stored.name} in {stored.file.name} has shape {list(stored.shape)}, "
-                    f"expected {list(expected[name])}"
-                )
-            if stored.dtype not in _FLOAT_DTYPES and not (stored.dtype == _FP8_DTYPE and is_fp8_linear(name)):
-                raise CheckpointError(
-                    f"tensor {stored.name} in {stored.file.name} is {stored.dtype}, expected one of "
-                    f"{', '.join(_FLOAT_DTYPES)}" + (f" or {_FP8_DTYPE}" if is_fp8_linear(name) else "")
-                )
-        for name in expected:
-            if name not in self.tensors:
-                raise CheckpointError(f"tensor {name} is missing, expected shape {list(expected[name])}")
+            _check_tensor(name, stored, expected.get(name))
+
+
+def _check_tensor(name: str, stored: StoredTensor, shape: Shape | None) -> None:
+    where = f"tensor {stored.name} in {stored.file.name}"
+    if shape is None:
+        raise CheckpointError(
+            f"{where}, shape {list(stored.shape)}, is not part of the model of config.json", _extra_hint(name)
+        )
+    if stored.shape != shape:
+        raise CheckpointError(f"{where} has shape {list(stored.shape)}, expected {list(shape)}")
+    allowed = (*_FLOAT_DTYPES, _FP8_DTYPE) if is_fp8_linear(name) else _FLOAT_DTYPES
+    if stored.dtype not in allowed:
+        raise CheckpointError(f"{where} is {stored.dtype}, expected one of {', '.join(allowed)}")
 
 
 def load_weights(
@@ -202,72 +185,3 @@ def _extra_hint(name: str) -> str:
     if name.endswith(_SCALE_SUFFIX):
         return "A scale belongs to an FP8 matrix of the same name."
     return ""
-
-
-def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Canonical name → stored tensor over all shards; vision tensors left out."""
-    index = directory / "model.safetensors.index.json"
-    listed: dict[str, str] | None = None
-    if index.exists():
-        listed = _weight_map(index)
-        files = [directory / name for name in sorted(set(listed.values()))]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(
-            f"{directory} holds no .safetensors file", "Only safetensors are loaded; pickled weights can run code."
-        )
-    tensors: dict[str, StoredTensor] = {}
-    for file in files:
-        for stored in _read_header(file):
-            if stored.name.startswith(_SKIPPED_PREFIXES):
-                continue
-            name = _canonical(stored.name)
-            if name in tensors:
-                raise CheckpointError(f"tensor {stored.name} is in both {tensors[name].file.name} and {file.name}")
-            tensors[name] = stored
-    for name, shard in (listed or {}).items():
-        if not name.startswith(_SKIPPED_PREFIXES) and _canonical(name) not in tensors:
-            raise CheckpointError(f"tensor {name} is missing: {index.name} places it in {shard}, which lacks it")
-    return tensors
-
-
-def _canonical(name: str) -> str:
-    prefix = "model.language_model."
-    return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): str(shard) for name, shard in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
-
-
-def _read_header(file: Path) -> Iterator[StoredTensor]:
-    """Tensors of one file from its header: u64 length, JSON, then the data whose end must lie inside the file."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            prefix = stream.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-            if 8 + length > size or length > _MAX_HEADER_BYTES:
-                raise CheckpointError(f"{file} is truncated or not a safetensors file ({size} bytes)")
-            header: dict[str, dict[str, Any]] = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items()}
-        stored = [StoredTensor(file, n, str(e["dtype"]), tuple(map(int, e["shape"]))) for n, e in header.items()]
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing, though the index lists it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{file} is not a safetensors file: {error!r}") from error
-    held = size - 8 - length
-    for tensor in stored:
-        if ends[tensor.name] > held:
-            raise CheckpointError(
-                f"tensor {tensor.name} in {file.name} is truncated: shape {list(tensor.shape)} ends at byte "
-                f"{ends[tensor.name]}, the file holds {held}",
-                "Copy or download the file again.",
-            )
-    yield from stored
