@@ -18,7 +18,7 @@ COMMANDS = {
     "generate": ("cli_decoder", "Continue a prompt with the bundled decoder."),
     "model": ("cli_decoder", "Make, inspect and quantise checkpoints."),
     "engines": ("cli_machine", "Install and check engines, each in its own environment."),
-    "config": ("cli_machine", "Show or check a configuration."),
+    "config": ("cli_config", "Show or check a configuration."),
     "doctor": ("cli_machine", "What this machine can and cannot do, and the next step."),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import __version__
 from .cachefolder import cache_folder
 from .config import ModelSource
 from .errors import ConfigError
@@ -102,7 +103,8 @@ def synthetic_folder(source: ModelSource) -> Path:
             name = "config-" + hashlib.sha256(Path(shape).read_bytes()).hexdigest()[:12]
         except OSError as error:
             raise ConfigError(f"cannot read the shape {shape}: {error}", "name tiny, 27b, or a config.json") from error
-    return cache_folder("models", f"{name}-a{source.acceptance:g}{'-fp8' if source.fp8 else ''}")
+    fp8 = "-fp8" if source.fp8 else ""
+    return cache_folder("models", f"{name}-a{source.acceptance:g}{fp8}-v{__version__}")
 
 
 def _make(source: ModelSource, path: Path, notify: Notify) -> None:

@@ -60,6 +60,15 @@ def names(folder: str) -> list[str]:
     return sorted(path.stem for path in directory.glob("*.yaml")) if directory.is_dir() else []
 
 
+def top_level_keys(path: Path) -> set[str]:
+    """The keys of a YAML file, to tell what kind of configuration it is; empty where it is not one."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return set()
+    return {str(key.value) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
+
+
 def parse(text: str, model: type[M], source: str) -> M:
     """Checks YAML text against a model; source is what errors call the file."""
     lines: dict[Location, int] = {}

@@ -79,7 +79,7 @@ class ProgressDisplay(RunObserver):
 
     def _left(self) -> str:
         seconds = self._time_left.seconds(self._to_do)
-        return "" if seconds is None else f"about {_duration(seconds)} left"
+        return "" if not seconds else f"about {_duration(seconds)} left"
 
     def _say(self, what: str, left: str) -> None:
         if self._live:

@@ -5,11 +5,16 @@ fails for want of two operator schemas that text-only serving never calls. They 
 that library cannot load. Worker processes import this file again (as `__mp_main__`), so the top level does it.
 """
 
-import importlib.util
-import runpy
+import sys
 from pathlib import Path
 
-import torch
+# Started by path, Python puts this folder first, where `vllm.py` and `process.py` are ours.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+
+import importlib.util  # noqa: E402
+import runpy  # noqa: E402
+
+import torch  # noqa: E402
 
 NMS_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _declared: list[torch.library.Library] = []  # a schema lives as long as its library object
