@@ -1,0 +1,128 @@
+"""Embedding lookups driven by tokens on the device: the verify rows, and the input of the MTP head."""
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter, prefetch_l2
+from .norm import normalised, rms_norm_naive
+
+GROUP = tl.constexpr(32)  # columns a sum of squares covers, as linear.Norm reads them
+
+
+@triton.jit
+def embed_rows_kernel(
+    p_tokens, p_last_draft, p_positions, p_embedding, p_out, p_sumsq, p_next, rows,
+    D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program r: the embedding of the token at LENGTH + r; the last draft is also put into the token ring."""
+    row = tl.program_id(0)
+    if row >= rows:
+        prefetch_l2(p_next, row - rows, NEXT_SHARE)
+        return
+    o_d = tl.arange(0, BLOCK)
+    enter(PDL)
+    slot = (tl.load(p_positions + LENGTH) + row) % RING
+    if HAS_DRAFT and row == rows - 1:
+        token = tl.load(p_last_draft).to(tl.int64)
+        tl.store(p_tokens + slot, token)
+    else:
+        token = tl.load(p_tokens + slot)
+    x = tl.load(p_embedding + token * D + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+    tl.store(p_out + row * D + o_d, x, mask=o_d < D)
+    o_group = tl.arange(0, BLOCK // GROUP)
+    sums = tl.sum(tl.reshape(x * x, [BLOCK // GROUP, GROUP]), axis=1)
+    tl.store(p_sumsq + row * (D // GROUP) + o_group, sums, mask=o_group < D // GROUP)
+
+
+def embed_rows(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    embedding: torch.Tensor,
+    out: torch.Tensor,
+    sumsq: torch.Tensor,
+    *,
+    last_draft: torch.Tensor | None = None,
+    launch: Launch = PLAIN,
+) -> None:
+    """out fp32 [R, D] = embedding of the tokens at positions LENGTH … LENGTH + R − 1, sumsq [R, D/32] its sums of squares.
+
+    tokens int64 [32] by position; last_draft int64 [1] is the token of the last row, not yet in `tokens`.
+    """
+    rows, width = out.shape
+    embed_rows_kernel[(rows + launch.extra_programs,)](
+        tokens, tokens if last_draft is None else last_draft, positions, embedding, out, sumsq, rows=rows, D=width,
+        BLOCK=triton.next_power_of_2(width), HAS_DRAFT=last_draft is not None, num_warps=4, **launch.arguments(out),
+    )  # fmt: skip
+
+
+def mtp_input_naive(
+    embedded: torch.Tensor, hidden: torch.Tensor, norm_e: torch.Tensor, norm_h: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Twin: embedded, hidden [R, D] → fp32 [R, 2D], embedding first."""
+    return torch.cat([rms_norm_naive(embedded.float(), norm_e, eps), rms_norm_naive(hidden.float(), norm_h, eps)], dim=-1)
+
+
+@triton.jit
+def mtp_input_kernel(
+    p_tokens, p_draft, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, p_next, eps, rows,
+    DRAFT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Programs (r, half): half 0 embeds the following token, half 1 takes the hidden state; each is normed."""
+    program = tl.program_id(0)
+    if program >= 2 * rows:
+        prefetch_l2(p_next, program - 2 * rows, NEXT_SHARE)
+        return
+    row = program // 2
+    half = program % 2
+    o_d = tl.arange(0, BLOCK)
+    enter(PDL)
+    if DRAFT > 0:  # the head's own recursion: one row, behind DRAFT drafts
+        position = tl.load(p_positions + LENGTH) + (DRAFT - 1)
+        o_hidden = 0
+    else:
+        position = tl.load(p_positions + MTP_LENGTH) + row
+        o_hidden = (position % RING) * D
+    if half == 0:
+        slot = (position + 1) % RING
+        if DRAFT > 0:
+            token = tl.load(p_draft).to(tl.int64)
+            tl.store(p_tokens + slot, token)
+        else:
+            token = tl.load(p_tokens + slot)
+        x = tl.load(p_embedding + token * D + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+        y = normalised(x, p_norm_e, o_d, eps, D)
+        tl.store(p_residual + row * D + o_d, tl.zeros_like(x), mask=o_d < D)
+    else:
+        x = tl.load(p_hidden + o_hidden + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+        y = normalised(x, p_norm_h, o_d, eps, D)
+    tl.store(p_out + row * 2 * D + half * D + o_d, y.to(p_out.dtype.element_ty), mask=o_d < D)
+
+
+def mtp_input(
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    embedding: torch.Tensor,
+    hidden: torch.Tensor,
+    norm_e: torch.Tensor,
+    norm_h: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    residual: torch.Tensor,
+    *,
+    draft: torch.Tensor | None = None,
+    draft_index: int = 0,
+    launch: Launch = PLAIN,
+) -> None:
+    """out [R, 2D] for the MTP head's `fc`; residual fp32 [R, D], to which its product is added, is zeroed.
+
+    draft_index 0: row r is position MTP_LENGTH + r with `hidden` [32, D] a ring of the target's final hidden states.
+    draft_index i ≥ 1: one row at position LENGTH + i − 1, `draft` int64 [1] the i-th draft and `hidden` [1, D] the head's
+    own last output.
+    """
+    rows, width = out.shape[0], out.shape[1] // 2
+    mtp_input_kernel[(2 * rows + launch.extra_programs,)](
+        tokens, tokens if draft is None else draft, positions, embedding, hidden, norm_e, norm_h, out, residual,
+        eps=eps, rows=rows, DRAFT=draft_index, D=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        **launch.arguments(out),
+    )  # fmt: skip
