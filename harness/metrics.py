@@ -12,7 +12,7 @@ from typing import Protocol
 from .records import TokenEvent
 
 NS_PER_MS = 1e6
-BURST_GAP = 0.1  # of the mean gap: events closer than this were flushed together
+BURST_GAP = 0.1
 
 
 class TimedStream(Protocol):
@@ -70,11 +70,16 @@ def median_of(values: Sequence[float | None]) -> float | None:
     return median(defined) if defined else None
 
 
-def burst_gap_ns(events: Sequence[TokenEvent]) -> float:
-    """Events at most this far apart came in one burst: a tenth of the mean gap. 0 where there are fewer than two."""
-    if len(events) < 2:
-        return 0.0
-    return BURST_GAP * (events[-1].t_ns - events[0].t_ns) / (len(events) - 1)
+def comes_in_a_burst(events: Sequence[TokenEvent]) -> list[bool]:
+    """For every event after the first, whether it was sent together with the one before.
+
+    It was, if it came in less than a tenth of the time that its tokens take at the stream's mean time per token.
+    """
+    after_first = sum(event.num_tokens for event in events[1:])
+    if not after_first:
+        return []
+    close_ns = BURST_GAP * (events[-1].t_ns - events[0].t_ns) / after_first  # a token
+    return [later.t_ns - earlier.t_ns <= close_ns * later.num_tokens for earlier, later in pairwise(events)]
 
 
 def _decode_ms(stream: TimedStream) -> float:
@@ -89,8 +94,5 @@ def _first_group_length(stream: TimedStream) -> int:
     """How many events make the first arrival: one, or a whole burst where events are no steps."""
     if stream.events_are_steps:
         return 1
-    close_ns = burst_gap_ns(stream.events)
-    for length, (earlier, later) in enumerate(pairwise(stream.events), start=1):
-        if later.t_ns - earlier.t_ns > close_ns:
-            return length
-    return len(stream.events)
+    in_burst = comes_in_a_burst(stream.events)
+    return in_burst.index(False) + 1 if False in in_burst else len(stream.events)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from .completion import CompletionRequest
-from .metrics import burst_gap_ns
+from .metrics import comes_in_a_burst
 from .reading import NS_PER_S, StreamLimits
 from .records import TokenEvent
 from .repetition import find_repetition_loop
@@ -44,9 +44,7 @@ def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | No
         return False
     if len(events) < 3:
         return True
-    close_ns = burst_gap_ns(events)
-    bursts = sum(later.t_ns - earlier.t_ns <= close_ns for earlier, later in pairwise(events))
-    return bursts <= MAX_BURST_SHARE * (len(events) - 1)
+    return sum(comes_in_a_burst(events)) <= MAX_BURST_SHARE * (len(events) - 1)
 
 
 def _count_problems(request: CompletionRequest, transcript: Transcript, counts: TokenCounts) -> Iterator[str]:
