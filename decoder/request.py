@@ -146,9 +146,7 @@ def _max_tokens(prompt_tokens: int, limit: int | None, max_context: int) -> int:
 
 def _check_model(fields: Mapping[str, Any], names: tuple[str, ...]) -> None:
     if "model" in fields and fields["model"] not in names:
-        raise UnknownModelError(
-            f"the model {fields['model'][:200]!r} is not served here", f"this server has {names[0]!r}"
-        )
+        raise UnknownModelError(f"no model {fields['model'][:200]!r} is served here", f"this server has {names[0]!r}")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -19,6 +19,7 @@ from .worker import DecoderWorker, Job, Piece
 
 MAX_BODY_BYTES = 16 << 20  # 262,144 ids of 6 digits are 2 MB
 RETRY_AFTER_S = 1
+_CANCELLED = "the stream was cancelled: the server is shutting down, or the client stopped reading"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -93,7 +94,7 @@ class DecoderServer:
             writer.open()
             raise
         if how in ("error", "cancelled"):
-            await response.write(error_event(message or "the server is shutting down", "internal_error", 500))
+            await response.write(error_event(message or _CANCELLED, "internal_error", 500))
         await response.write_eof()
         return response
 
@@ -118,7 +119,7 @@ class DecoderServer:
             job.cancel()
             raise
         if how in ("error", "cancelled"):
-            return _error(500, message or "the server is shutting down", "internal_error")
+            return _error(500, message or _CANCELLED, "internal_error")
         token_ids = [token for piece in pieces for token in piece.token_ids]
         text = "".join(piece.text for piece in pieces)
         return web.json_response(answer.answer(token_ids, text, pieces[-1].finish, pieces[-1].stopped_by))

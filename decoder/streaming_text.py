@@ -43,7 +43,10 @@ class CharacterStream:
 
 
 class StopScanner:
-    """Text in, text safe to show out: the earliest stop string ends it, its possible beginnings are held back."""
+    """Text in, text safe to show out: the stop string completed first ends it, possible beginnings are held back.
+
+    How the text is cut into pieces makes no difference to the whole.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -55,9 +58,9 @@ class StopScanner:
         if self.matched is not None:
             return ""
         text = self._held + text
-        found = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
-            start, self.matched = min(found, key=lambda match: match[0])
+            _, start, self.matched = min(found)
             self._held = ""
             return text[:start]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
