@@ -115,5 +115,6 @@ class GateOutcome(Record):
     identity: str  # whether both builds emitted the same ids, and where they first part
     void_reasons: tuple[str, ...]
     launches_needed: int | None
+    seconds_a_launch: float | None
     sentence: str
     next_step: str

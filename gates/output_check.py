@@ -64,11 +64,12 @@ def check_build(
     *,
     tau: float,
     max_divergence_rate: float = 0.0,
+    end_token_ids: frozenset[int] = frozenset(),
 ) -> OutputOutcome:
     """Checks the ok, measured streams of one build; those are the ones a speed cell is made of.
 
     prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
-    cannot hide among many right ones.
+    cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
     """
     checks = []
     for stream in streams:
@@ -76,7 +77,7 @@ def check_build(
             continue
         if stream.request_id not in prompts:
             return _without_numbers(build, scorer.name, f"the prompt of {stream.request_id} is not in the run")
-        checks.append(_check_stream(stream, prompts[stream.request_id], scorer, tau))
+        checks.append(_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids))
     positions = sum(check.positions for check in checks)
     if not positions:
         return _without_numbers(build, scorer.name, "there is no emitted token to check")
@@ -114,7 +115,9 @@ def _without_numbers(build: str, reference: str, reason: str) -> OutputOutcome:
     return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, reference=reference)
 
 
-def _check_stream(stream: StreamRecord, prompt: Sequence[int], scorer: Scorer, tau: float) -> _StreamCheck:
+def _check_stream(
+    stream: StreamRecord, prompt: Sequence[int], scorer: Scorer, tau: float, end_token_ids: frozenset[int]
+) -> _StreamCheck:
     output = stream.token_ids
     scores = scorer.scores(prompt, output) if output else Scores(np.empty(0), np.empty(0, dtype=np.int64))
     if len(scores.gaps) != len(output):
@@ -129,7 +132,7 @@ def _check_stream(stream: StreamRecord, prompt: Sequence[int], scorer: Scorer, t
         matches=int(match.sum()),
         near_ties=int(near_tie.sum()),
         diverged_at=diverged_at,
-        is_truncated=len(output) < stream.max_tokens,
+        is_truncated=len(output) < stream.max_tokens and output[-1:] not in {(token,) for token in end_token_ids},
         loops=find_repetition_loop(output) is not None,
     )
 

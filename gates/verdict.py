@@ -54,28 +54,32 @@ def improved_depths(intervals: Sequence[tuple[int, DepthInterval]]) -> tuple[int
     return tuple(depth for depth, interval in intervals if interval.launches >= MIN_LAUNCHES and interval.high < 0)
 
 
-def launches_needed(intervals: Sequence[DepthInterval], margin: float, confidence: float) -> int | None:
+def launches_needed(
+    intervals: Sequence[DepthInterval], margin: float, confidence: float, confidence_then: float | None = None
+) -> int | None:
     """Launches at which the deciding interval would clear the margin if the estimates stay where they are.
 
-    To PASS every depth has to, to FAIL one is enough. The half width at n launches is the present one scaled by
-    t(n)·√L / t(L)·√n. None where the noise is unknown, or no number worth naming (200) would do.
+    confidence: of the present intervals; confidence_then: of those to come, the same unless given. To PASS every depth
+    has to, to FAIL one is enough. The half width at n launches is the present one times t(n)·√L / t(L)·√n. None where
+    the noise is unknown, or no number worth naming (200) would do.
     """
     if not intervals or any(not interval.half_width > 0 for interval in intervals):
         return None
     limit = math.log1p(margin)
+    levels = (confidence, confidence_then or confidence)
     needed = [
-        _needed_at(interval, abs(interval.point_estimate - limit), confidence, len(intervals)) for interval in intervals
+        _needed_at(interval, abs(interval.point_estimate - limit), levels, len(intervals)) for interval in intervals
     ]
     above = [count for interval, count in zip(intervals, needed, strict=True) if interval.point_estimate > limit]
     decisive = min(above) if above else max(needed)
     return int(decisive) if math.isfinite(decisive) else None
 
 
-def _needed_at(interval: DepthInterval, distance: float, confidence: float, num_depths: int) -> float:
+def _needed_at(interval: DepthInterval, distance: float, confidence: tuple[float, float], num_depths: int) -> float:
     """Launches until one depth's half width is below its distance from the margin; inf if over 200."""
-    now = student_quantile(confidence, num_depths, interval.launches) / math.sqrt(interval.launches)
+    now = student_quantile(confidence[0], num_depths, interval.launches) / math.sqrt(interval.launches)
     for launches in range(max(interval.launches + 1, MIN_LAUNCHES), MAX_LAUNCHES_WORTH_NAMING + 1):
-        then = student_quantile(confidence, num_depths, launches) / math.sqrt(launches)
+        then = student_quantile(confidence[1], num_depths, launches) / math.sqrt(launches)
         if interval.half_width * then / now < distance:
             return launches
     return math.inf

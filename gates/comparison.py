@@ -1,0 +1,150 @@
+"""From the records of a run to its outcome: the same records and checks always give the same."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..harness.records import LaunchRecord, RunManifest, StreamRecord
+from .attribution import attribute, fraction, in_words
+from .config import GateConfig
+from .control import ControlReport, judge_blocks
+from .intervals import DepthInterval, depth_intervals
+from .outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from .pairing import DepthPairs, Pairing, pair_streams
+from .verdict import improved_depths, joint_verdict, launches_needed, speed_verdict
+from .wording import next_step, sentence
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run has so far: its manifest, its streams, and how many launches (from 0) were measured to their end."""
+
+    manifest: RunManifest
+    streams: Sequence[StreamRecord]
+    launches: int
+
+    @property
+    def baseline(self) -> str:
+        """The first build of the run."""
+        return self.manifest.builds[0].name
+
+    @property
+    def candidate(self) -> str:
+        """The second build of the run."""
+        return self.manifest.builds[1].name
+
+
+def evaluate(
+    measured: Measured,
+    config: GateConfig,
+    output_checks: Sequence[OutputOutcome] = (),
+    *,
+    identity: str = "",
+    void_reasons: Sequence[str] = (),
+) -> GateOutcome:
+    """The outcome of the launches measured so far.
+
+    output_checks: baseline's, candidate's; none while they have not run, which never passes. void_reasons: what went
+    wrong outside the records (an engine died, an interruption).
+    """
+    control = _control(measured, config)
+    pairing = _pairing(measured, control)
+    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
+    intervals, attributions = _estimates(pairing.depths if pairing.launches else (), measured.manifest.seed, config)
+    checks = {check.build: check for check in output_checks}
+    speed = speed_verdict(intervals, config.margin)
+    verdict = joint_verdict(speed, checks.get(measured.baseline), checks.get(measured.candidate), reasons)
+    needed = None
+    if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE:
+        needed = launches_needed(intervals, config.margin, config.confidence_of_a_look, config.confidence)
+    depths = measured.manifest.depths
+    outcome = GateOutcome(
+        run_id=measured.manifest.run_id,
+        baseline=measured.baseline,
+        candidate=measured.candidate,
+        verdict=verdict,
+        speed_verdict=speed,
+        improved_depths=improved_depths(list(zip(depths, intervals, strict=False))),
+        margin=config.margin,
+        confidence=config.confidence_of_a_look,
+        launches=measured.launches,
+        launch_limit=config.launch_limit,
+        depths=tuple(
+            _depth_outcome(depth, interval, attribution)
+            for depth, interval, attribution in zip(depths, intervals, attributions, strict=False)
+        ),
+        output_checks=tuple(output_checks),
+        identity=identity,
+        void_reasons=reasons,
+        launches_needed=needed,
+        seconds_a_launch=seconds_a_launch(measured.streams, measured.manifest.launch_records),
+        sentence="",
+        next_step="",
+    )
+    return outcome.model_copy(update={"sentence": sentence(outcome), "next_step": next_step(outcome)})
+
+
+def seconds_a_launch(streams: Sequence[StreamRecord], launches: Sequence[LaunchRecord]) -> float | None:
+    """Mean time from a launch's first request to its last answer, plus starting its engines; None before the first."""
+    spans: dict[int, tuple[int, int]] = {}
+    for stream in streams:
+        first, last = spans.get(stream.launch, (stream.sent_ns, stream.ended_ns))
+        spans[stream.launch] = (min(first, stream.sent_ns), max(last, stream.ended_ns))
+    if not spans:
+        return None
+    measuring_s = sum(last - first for first, last in spans.values()) / 1e9
+    return (measuring_s + sum(record.ready_s for record in launches)) / len(spans)
+
+
+def _control(measured: Measured, config: GateConfig) -> ControlReport:
+    names = [build.name for build in measured.manifest.builds]
+    if config.control is None:
+        return ControlReport(frozenset(), ())
+    if len(names) < 3:
+        return ControlReport(frozenset(), (f"the control build {config.control} was not measured",))
+    done = [stream for stream in measured.streams if stream.launch < measured.launches]
+    return judge_blocks(done, names[2], max_drift=config.max_control_drift, max_void_share=config.max_void_block_share)
+
+
+def _pairing(measured: Measured, control: ControlReport) -> Pairing:
+    manifest = measured.manifest
+    return pair_streams(
+        measured.streams,
+        baseline=measured.baseline,
+        candidate=measured.candidate,
+        depths=manifest.depths,
+        launches=range(measured.launches),
+        requests_per_depth=manifest.requests_per_depth,
+        max_missing_pairs_per_depth=manifest.max_void_streams_per_cell,
+        void_blocks=control.void_blocks,
+    )
+
+
+def _estimates(
+    depths: Sequence[DepthPairs], seed: int, config: GateConfig
+) -> tuple[list[DepthInterval], list[Attribution | None]]:
+    if not depths:
+        return [], []
+    ratios = [pairs.log_tpot_ratios() for pairs in depths]
+    confidence = config.confidence_of_a_look
+    intervals = depth_intervals(ratios, confidence=confidence, n_resamples=config.n_resamples, seed=seed)
+    return intervals, attribute(depths, confidence=confidence, n_resamples=config.n_resamples, seed=seed)
+
+
+def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution | None) -> DepthOutcome:
+    estimate = interval.point_estimate
+    effect = math.expm1(estimate)
+    return DepthOutcome(
+        depth=depth,
+        point_estimate=effect,
+        low=fraction(interval.low),
+        high=fraction(interval.high),
+        bootstrap_low=fraction(estimate - interval.bootstrap_half_width),
+        bootstrap_high=fraction(estimate + interval.bootstrap_half_width),
+        student_low=fraction(estimate - interval.student_half_width),
+        student_high=fraction(estimate + interval.student_half_width),
+        launches=interval.launches,
+        pairs=interval.pairs,
+        attribution=attribution,
+        words=in_words(effect, attribution),
+    )

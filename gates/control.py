@@ -1,0 +1,52 @@
+"""A control build runs in every block and never changes: where it drifts the machine did, and the block is void."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from ..harness.metrics import tpot_ms
+from ..harness.records import StreamRecord, StreamStatus
+
+Block = tuple[int, int]  # launch, block
+
+
+@dataclass(frozen=True)
+class ControlReport:
+    """Blocks that the control voids, and why nothing may be used (empty: the rest may)."""
+
+    void_blocks: frozenset[Block]
+    void_reasons: tuple[str, ...]
+
+
+def judge_blocks(
+    streams: Sequence[StreamRecord], control: str, *, max_drift: float, max_void_share: float
+) -> ControlReport:
+    """A block is void where the control's time per token is off its median over all blocks of that depth.
+
+    max_drift: allowed distance, a fraction. A block whose control has no sound stream is void too. More than
+    max_void_share of void blocks voids the comparison.
+    """
+    measured = [stream for stream in streams if not stream.is_warmup]
+    blocks = {(stream.depth, stream.launch, stream.block) for stream in measured}
+    times: dict[tuple[int, int, int], list[float]] = {block: [] for block in blocks}
+    for stream in measured:
+        time = tpot_ms(stream)
+        if stream.build == control and stream.status is StreamStatus.OK and time is not None and time > 0:
+            times[stream.depth, stream.launch, stream.block].append(math.log(time))
+    levels = {block: fmean(values) for block, values in times.items() if values}
+    void = {block for block in blocks if block not in levels or _drift(block, levels) > max_drift}
+    reasons = []
+    if not blocks:
+        reasons.append(f"the control build {control} has no stream")
+    elif len(void) > max_void_share * len(blocks):
+        reasons.append(
+            f"the control build {control} drifted by more than {max_drift:.0%} in {len(void)} of {len(blocks)} blocks, "
+            f"{max_void_share:.0%} allowed"
+        )
+    return ControlReport(frozenset((launch, block) for _, launch, block in void), tuple(reasons))
+
+
+def _drift(block: tuple[int, int, int], levels: dict[tuple[int, int, int], float]) -> float:
+    same_depth = [level for (depth, _, _), level in levels.items() if depth == block[0]]
+    return math.expm1(abs(levels[block] - median(same_depth)))

@@ -1,0 +1,151 @@
+"""What was decided, why, and what to do next, in one plain sentence each."""
+
+from collections.abc import Sequence
+
+from .outcomes import DepthOutcome, GateOutcome, OutputOutcome, Verdict
+
+
+def sentence(outcome: GateOutcome) -> str:
+    """One sentence: the verdict and its reason."""
+    return f"{outcome.verdict}: {_reason(outcome)}."
+
+
+def next_step(outcome: GateOutcome) -> str:
+    """One sentence: what a person does now."""
+    candidate = _check_of(outcome, outcome.candidate)
+    match outcome.verdict:
+        case Verdict.PASS:
+            return "Nothing to do: the change may go in."
+        case Verdict.FAIL if candidate is not None and candidate.verdict is Verdict.FAIL:
+            return f"Correct the output first ({_where(candidate)}); speed counts only after that."
+        case Verdict.FAIL:
+            return f"Look for the cost at depth {_worst(outcome.depths).depth:,}: {_worst(outcome.depths).words}."
+        case Verdict.VOID:
+            return (
+                "Put right what is named above, then measure again; a void measurement says nothing about the change."
+            )
+    return _next_step_of_inconclusive(outcome)
+
+
+def effect_words(depth: DepthOutcome) -> str:
+    """ "3.1 % slower (+2.0 % to +4.2 %) at depth 8,192"."""
+    effect = depth.point_estimate
+    direction = "slower" if effect > 0 else "faster"
+    bounds = "interval unknown" if depth.low is None or depth.high is None else f"{depth.low:+.1%} to {depth.high:+.1%}"
+    return f"{abs(effect):.1%} {direction} ({bounds}) at depth {depth.depth:,}"
+
+
+def duration(seconds: float) -> str:
+    """ "about 3 minutes"."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} seconds"
+    if seconds < 5400:
+        return f"about {round(seconds / 60)} minutes"
+    return f"about {seconds / 3600:.1f} hours"
+
+
+def _reason(outcome: GateOutcome) -> str:
+    candidate, baseline = _check_of(outcome, outcome.candidate), _check_of(outcome, outcome.baseline)
+    if candidate is not None and candidate.verdict is Verdict.FAIL:
+        also = "; the baseline's output is wrong too" if baseline and baseline.verdict is Verdict.FAIL else ""
+        return f"the output of {outcome.candidate} is wrong: {candidate.reason}{also}"
+    if outcome.void_reasons:
+        return f"the measurement is void: {outcome.void_reasons[0]}{_and_more(outcome.void_reasons)}"
+    if outcome.verdict is Verdict.VOID:
+        return _void_by_baseline(outcome, baseline)
+    if outcome.verdict is Verdict.FAIL:
+        return _slower(outcome)
+    if outcome.verdict is Verdict.PASS:
+        return _passed(outcome)
+    return _undecided(outcome)
+
+
+def _void_by_baseline(outcome: GateOutcome, baseline: OutputOutcome | None) -> str:
+    if baseline is not None and baseline.verdict is Verdict.FAIL:
+        return f"the output of the baseline {outcome.baseline} is wrong, so its speed means nothing: {baseline.reason}"
+    if baseline is not None and baseline.verdict is Verdict.VOID:
+        return f"the output of {outcome.baseline} cannot be judged: {baseline.reason}"
+    return "there is no pair to decide on"
+
+
+def _slower(outcome: GateOutcome) -> str:
+    over = [depth for depth in outcome.depths if depth.low is not None and depth.low > outcome.margin]
+    worst = _worst(over)
+    elsewhere = f" and at {len(over) - 1} more depth{'s' if len(over) > 2 else ''}" if len(over) > 1 else ""
+    beyond = f"beyond the margin of {outcome.margin:.1%}"
+    return f"{outcome.candidate} is {effect_words(worst)}{elsewhere}, {beyond}: {worst.words}"
+
+
+def _passed(outcome: GateOutcome) -> str:
+    worst = max(outcome.depths, key=lambda depth: depth.high or 0.0)
+    better = ""
+    if outcome.improved_depths:
+        better = f"; IMPROVED at depth {', '.join(f'{depth:,}' for depth in outcome.improved_depths)}"
+    return (
+        f"{outcome.candidate} is nowhere slower than the margin of {outcome.margin:.1%} (highest upper bound "
+        f"{worst.high or 0.0:+.1%} at depth {worst.depth:,}), and its output is right{better}"
+    )
+
+
+def _undecided(outcome: GateOutcome) -> str:
+    unchecked = _unchecked(outcome)
+    if outcome.speed_verdict is Verdict.PASS:
+        return f"no slowdown was found, but the output was not checked ({unchecked}), and no speed counts without it"
+    if not outcome.depths:
+        return "nothing was measured yet"
+    worst = max(outcome.depths, key=lambda depth: depth.high if depth.high is not None else float("inf"))
+    also = f"; the output was not checked either ({unchecked})" if unchecked else ""
+    return (
+        f"after {outcome.launches} launches {outcome.candidate} is {effect_words(worst)}, "
+        f"which does not settle which side of {outcome.margin:.1%} it is on{also}"
+    )
+
+
+def _next_step_of_inconclusive(outcome: GateOutcome) -> str:
+    if outcome.speed_verdict is not Verdict.INCONCLUSIVE:
+        return "Give the check a reference: set output_check.reference_model to the checkpoint and compare again."
+    if outcome.launches < 3:
+        return "Measure on: fewer than 3 launches decide nothing."
+    if outcome.launches_needed is None:
+        return (
+            "No practical number of launches settles this: the effect lies on the margin, or the machine is too noisy "
+            "(see `kernarc-gate calibrate --build`); choose another margin or a quieter machine."
+        )
+    time = (
+        "" if outcome.seconds_a_launch is None else f", {duration(outcome.launches_needed * outcome.seconds_a_launch)}"
+    )
+    return (
+        f"About {outcome.launches_needed} launches would settle it{time}: "
+        f"set `looks: [{outcome.launches_needed}]` in the gate's configuration and compare again."
+    )
+
+
+def _check_of(outcome: GateOutcome, build: str) -> OutputOutcome | None:
+    return next((check for check in outcome.output_checks if check.build == build), None)
+
+
+def _unchecked(outcome: GateOutcome) -> str:
+    for build in (outcome.candidate, outcome.baseline):
+        check = _check_of(outcome, build)
+        if check is None:
+            return f"{build}: not run"
+        if check.verdict is not Verdict.PASS:
+            return f"{build}: {check.reason}"
+    return ""
+
+
+def _where(check: OutputOutcome) -> str:
+    if check.truncated:
+        return f"request {check.truncated[0]} was cut short"
+    if not check.worst:
+        return check.reason
+    worst = check.worst[0]
+    return f"request {worst.request_id}, output token {worst.position}: {worst.emitted} where {worst.preferred} was due"
+
+
+def _worst(depths: Sequence[DepthOutcome]) -> DepthOutcome:
+    return max(depths, key=lambda depth: depth.point_estimate)
+
+
+def _and_more(reasons: Sequence[str]) -> str:
+    return f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""

@@ -1,0 +1,234 @@
+"""From made-up records to the outcome, its words and its exit code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
+from kernarc.gates.config import GateConfig
+from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
+from kernarc.harness.records import BuildRecord, Environment, RunManifest, StreamRecord, StreamStatus
+
+MakeStream = Callable[..., StreamRecord]
+CONFIG = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000)
+
+
+def checked(build: str, verdict: Verdict = Verdict.PASS, reason: str = "fine") -> OutputOutcome:
+    return OutputOutcome(build=build, verdict=verdict, reason=reason, positions=10, matches=10, worst_gap=0.0)
+
+
+PASSED = (checked("a"), checked("b"))
+
+
+def manifest(builds: tuple[str, ...] = ("a", "b"), **changes: Any) -> RunManifest:
+    return RunManifest(
+        run_id="compare-1",
+        kind="compare",
+        created_utc="",
+        config_name="default",
+        config_yaml="",
+        builds=tuple(
+            BuildRecord(
+                name=name,
+                engine="kernarc",
+                engine_version=None,
+                command=(),
+                model="",
+                model_sha256=None,
+                num_speculative_tokens=3,
+            )
+            for name in builds
+        ),
+        depths=(128, 256),
+        requests_per_depth=4,
+        max_tokens=21,
+        seed=1,
+        launches=5,
+        residency="both",
+        requests_sha256="",
+        prompt_source="",
+        environment=Environment(
+            hostname="",
+            platform="",
+            cpu_model="",
+            cpu_count=2,
+            cpu_governor=None,
+            memory_total_bytes=1,
+            gpu_name=None,
+            gpu_driver=None,
+            gpu_memory_bytes=None,
+            python_version="",
+            library_versions={},
+            kernarc_version="",
+            git_commit=None,
+            git_dirty=None,
+        ),
+        **changes,
+    )
+
+
+def measured(
+    make_stream: MakeStream, effect: float = 0.0, *, launches: int = 5, noise: float = 0.003, tokens: int = 2
+) -> list[StreamRecord]:
+    """Both builds with noise; the candidate's steps take (1 + effect) times as long, `tokens` a step."""
+    rng = np.random.default_rng(0)
+    streams = []
+    for depth in (128, 256):
+        for launch in range(launches):
+            for request in range(4):
+                place = {"depth": depth, "launch": launch, "request": request, "block": request // 2}
+                slow = 10 * (1 + effect) * np.exp(noise * rng.normal())
+                streams.append(make_stream("a", step_ms=10 * np.exp(noise * rng.normal()), **place))
+                streams.append(make_stream("b", step_ms=slow, tokens_per_step=tokens, steps=20 // tokens, **place))
+    return streams
+
+
+def outcome(streams: list[StreamRecord], checks: tuple[OutputOutcome, ...] = PASSED, **changes: Any) -> GateOutcome:
+    launches = changes.pop("launches", 5)
+    config = changes.pop("config", CONFIG)
+    return evaluate(Measured(changes.pop("manifest", manifest()), streams, launches), config, checks, **changes)
+
+
+def test_equal_builds_pass(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream))
+    assert (found.verdict, found.verdict.exit_code) == (Verdict.PASS, 0)
+    assert found.sentence.startswith("PASS: b is nowhere slower than the margin of 1.0%")
+    assert [depth.pairs for depth in found.depths] == [20, 20]
+    assert GateOutcome.model_validate_json(found.model_dump_json()) == found
+
+
+def test_slower_step_fails_and_is_blamed_on_the_step(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream, 0.05))
+    assert (found.verdict, found.verdict.exit_code) == (Verdict.FAIL, 1)
+    for depth in found.depths:
+        assert depth.point_estimate == pytest.approx(0.05, abs=0.005)
+        assert depth.attribution is not None
+        assert depth.attribution.step_effect == pytest.approx(0.05, abs=0.005)
+        assert depth.attribution.acceptance_effect == pytest.approx(0, abs=1e-9)
+        assert depth.words.endswith("the effect is from the step")
+    assert "each step takes" in found.next_step
+
+
+def test_fewer_accepted_drafts_are_blamed_on_acceptance(make_stream: MakeStream) -> None:
+    """Half the tokens a step at equal step time: twice as slow, none of it the step's."""
+    found = outcome(measured(make_stream, tokens=1))
+    assert found.verdict is Verdict.FAIL
+    depth = found.depths[0]
+    assert depth.point_estimate == pytest.approx(1.0, abs=0.02)
+    assert depth.attribution is not None
+    assert depth.attribution.acceptance_effect == pytest.approx(1.0)
+    assert abs(depth.attribution.step_effect) < 0.005
+    assert depth.words.endswith("50.0% fewer tokens a step: the effect is from the acceptance of drafts")
+
+
+def test_improvement_is_noted(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream, -0.05))
+    assert (found.verdict, found.improved_depths) == (Verdict.PASS, (128, 256))
+    assert "IMPROVED at depth 128, 256" in found.sentence
+
+
+def test_noise_is_inconclusive_and_says_how_many_launches(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream, noise=0.02))
+    assert (found.verdict, found.verdict.exit_code) == (Verdict.INCONCLUSIVE, 3)
+    assert found.launches_needed is not None
+    assert f"looks: [{found.launches_needed}]" in found.next_step
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.5])
+def test_fewer_than_three_launches_decide_nothing(make_stream: MakeStream, effect: float) -> None:
+    for launches in (1, 2):
+        found = outcome(measured(make_stream, effect, launches=launches), launches=launches)
+        assert found.verdict is Verdict.INCONCLUSIVE
+
+
+def test_nothing_measured_is_void(make_stream: MakeStream) -> None:
+    assert outcome([], launches=0).verdict is Verdict.VOID
+    assert outcome([], launches=5).verdict is Verdict.VOID
+
+
+def test_void_stream_missing_pair_and_outside_reason_void(make_stream: MakeStream) -> None:
+    streams = measured(make_stream)
+    dead = streams[1].model_copy(update={"status": StreamStatus.VOID, "void_reason": "engine died"})
+    for found in (
+        outcome([streams[0], dead, *streams[2:]]),
+        outcome(streams[1:]),
+        outcome(streams, void_reasons=["the engine b died"]),
+    ):
+        assert (found.verdict, found.verdict.exit_code) == (Verdict.VOID, 4)
+        assert "void" in found.sentence
+
+
+def test_without_an_output_check_nothing_passes(make_stream: MakeStream) -> None:
+    unknown = checked("b", Verdict.INCONCLUSIVE, "an endpoint has no local weights")
+    for checks in ((), (checked("a"),), (checked("a"), unknown), (checked("b"),)):
+        found = outcome(measured(make_stream), checks)
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert "output was not checked" in found.sentence
+        assert "reference_model" in found.next_step
+
+
+def test_wrong_output_fails_and_is_named_before_speed(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream, 0.05), (checked("a"), checked("b", Verdict.FAIL, "token 3 of r0")))
+    assert found.verdict is Verdict.FAIL
+    assert found.sentence == "FAIL: the output of b is wrong: token 3 of r0."
+
+
+def test_wrong_baseline_voids(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream), (checked("a", Verdict.FAIL, "token 3"), checked("b")))
+    assert found.verdict is Verdict.VOID
+    assert "baseline" in found.sentence
+
+
+def test_events_that_are_not_steps_are_said(make_stream: MakeStream) -> None:
+    streams = [stream.model_copy(update={"events_are_steps": False}) for stream in measured(make_stream, 0.05)]
+    found = outcome(streams)
+    assert found.verdict is Verdict.FAIL
+    assert found.depths[0].attribution is None
+    assert "cannot be told apart" in found.depths[0].words
+
+
+def with_control(make_stream: MakeStream, slow_blocks: set[tuple[int, int, int]]) -> list[StreamRecord]:
+    streams = measured(make_stream)
+    for depth in (128, 256):
+        for launch in range(5):
+            for request in range(4):
+                block = request // 2 + (depth == 256) * 10
+                slow = 1.2 if (depth, launch, block) in slow_blocks else 1.0
+                streams.append(
+                    make_stream("c", depth=depth, launch=launch, request=request, block=block, step_ms=10 * slow)
+                )
+    return [
+        stream.model_copy(update={"block": stream.block + 10 * (stream.depth == 256)})
+        if stream.build != "c"
+        else stream
+        for stream in streams
+    ]
+
+
+CONTROLLED = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000, control="c")
+THREE = manifest(("a", "b", "c"))
+
+
+def test_a_block_whose_control_drifted_does_not_count(make_stream: MakeStream) -> None:
+    found = outcome(with_control(make_stream, {(128, 2, 1)}), config=CONTROLLED, manifest=THREE)
+    assert found.verdict is Verdict.PASS
+    assert [depth.pairs for depth in found.depths] == [18, 20]
+
+
+def test_a_control_that_drifts_too_often_voids(make_stream: MakeStream) -> None:
+    slow = {(128, launch, 1) for launch in range(5)}
+    found = outcome(with_control(make_stream, slow), config=CONTROLLED, manifest=THREE)
+    assert found.verdict is Verdict.VOID
+    assert "control build c drifted" in found.sentence
+
+
+def test_a_control_that_was_not_measured_voids(make_stream: MakeStream) -> None:
+    assert outcome(measured(make_stream), config=CONTROLLED).verdict is Verdict.VOID
+    assert outcome(measured(make_stream), config=CONTROLLED, manifest=THREE).verdict is Verdict.VOID
+
+
+def test_seconds_a_launch(make_stream: MakeStream) -> None:
+    """Streams of 0.1 s wait and 10 steps of 10 ms."""
+    assert seconds_a_launch([make_stream(launch=0), make_stream(launch=1)], ()) == pytest.approx(0.2)
+    assert seconds_a_launch([], ()) is None
