@@ -34,6 +34,9 @@ RC: dict[Any, Any] = {
 }
 
 
+SVG_METADATA = {"Date": None, "Creator": None, "Type": None, "Format": None}
+
+
 @dataclass(frozen=True)
 class Stroke:
     """How a column is drawn: told apart by colour, by dash and by marker, so that grey print loses nothing."""
@@ -58,8 +61,7 @@ def render_svg(table: SpeedTable) -> bytes:
     """The chart as SVG, without date, creator or fonts to load."""
     with _drawn(table) as figure:
         stream = io.BytesIO()
-        metadata = {"Date": None, "Creator": None, "Type": None, "Format": None}
-        figure.savefig(stream, format="svg", metadata=metadata)
+        figure.savefig(stream, format="svg", metadata=SVG_METADATA)
         return stream.getvalue()
 
 
@@ -80,10 +82,17 @@ def stroke_of(table: SpeedTable, column: Column) -> Stroke:
 
 
 @contextmanager
-def _drawn(table: SpeedTable) -> Iterator[Figure]:
+def drawing_style() -> Iterator[None]:
+    """Our settings and nobody else's: a reader's matplotlibrc must not reach a drawing."""
     with mpl.rc_context():
-        mpl.rcdefaults()  # a reader's matplotlibrc must not reach the drawing
+        mpl.rcdefaults()
         mpl.rcParams.update(RC)
+        yield
+
+
+@contextmanager
+def _drawn(table: SpeedTable) -> Iterator[Figure]:
+    with drawing_style():
         figure = Figure(figsize=(7.2, 4.8), layout=None, facecolor=PAPER)
         axes = figure.add_axes((0.085, 0.2, 0.885, 0.68))
         top = _draw_axes(axes, table)

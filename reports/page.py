@@ -9,7 +9,10 @@ from importlib import resources
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from ..harness.metrics import tpot_ms
 from . import format as fmt
+from . import movement
+from .movement import Revision
 from .notes import footnotes, general_notes
 from .race import Lane, race_json, races
 from .saved import SavedRun
@@ -47,14 +50,16 @@ class TableRow:
     speed_ups: tuple[tuple[str, str], ...]
 
 
-def render_page(runs: Sequence[SavedRun], table: SpeedTable, *, revision: str = "A") -> bytes:
-    """The whole page, UTF-8."""
+def render_page(
+    runs: Sequence[SavedRun], table: SpeedTable, *, letter: str = "A", revision: Revision | None = None
+) -> bytes:
+    """The whole page, UTF-8. letter: of the title block; revision: what moved since a former publication."""
     environment = _environment()
     found = races(runs, table)
     script = _source("page.js")
     text = environment.get_template("page.html").render(
         table=table,
-        block=title_block(runs, table, revision),
+        block=title_block(runs, table, letter),
         views=(view(table, WIDE), view(table, NARROW)),
         description=describe_chart(table),
         races=found,
@@ -65,6 +70,10 @@ def render_page(runs: Sequence[SavedRun], table: SpeedTable, *, revision: str = 
         means=_mean_row(table),
         footnotes=footnotes(table),
         notes=general_notes(runs, table),
+        revision=revision,
+        moved=() if revision is None else movement.rows(revision),
+        moved_headers=movement.HEADERS,
+        moved_notes=() if revision is None else movement.notes(revision),
         style=Markup(_source("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -92,13 +101,8 @@ def _source(name: str) -> str:
 
 
 def _lane_speed(lane: Lane) -> str:
-    """A finished lane's own ms/token, as its header says it."""
-    from ..harness.metrics import tpot_ms
-
-    return MISSING_LANE if lane.stream is None else f"{fmt.milliseconds(tpot_ms(lane.stream))} ms/token"
-
-
-MISSING_LANE = "no speed"
+    """A lane's own ms/token, as its header says it."""
+    return "no speed" if lane.stream is None else f"{fmt.milliseconds(tpot_ms(lane.stream))} ms/token"
 
 
 def _rows(table: SpeedTable) -> tuple[TableRow, ...]:

@@ -1,49 +1,104 @@
 """Everything a run publishes, written into one folder from saved records alone."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from . import chart, table_files
+from . import chart, history_chart, movement, table_files
+from . import history as history_files
+from .history import History
+from .movement import Revision, revision_since
 from .page import render_page
-from .saved import load_runs
+from .saved import SavedRun, load_runs
 from .tables import SpeedTable, speed_table
 
 
-def render_run(
-    run_dirs: Sequence[Path], out_dir: Path, *, require_check: bool = True, revision: str = "A"
-) -> list[Path]:
-    """Writes table.md, table.csv, table.json, speed.svg, speed.png and index.html; returns their paths.
+@dataclass(frozen=True)
+class Publication:
+    """Runs read once, their table, and what moved since a former publication where one was named."""
 
-    The first run's first build is the baseline. require_check: a cell whose outputs nobody checked shows no speed; a
-    bench that has just finished passes False and its table says that the check is still to come.
+    runs: tuple[SavedRun, ...]
+    table: SpeedTable
+    revision: Revision | None = None
+
+    @classmethod
+    def of(cls, run_dirs: Sequence[Path], *, against: Sequence[Path] = (), require_check: bool = True) -> "Publication":
+        """The first run's first build is the baseline. require_check: outputs nobody checked show no speed."""
+        runs = load_runs(run_dirs)
+        table = speed_table(runs, require_check=require_check)
+        if not against:
+            return cls(runs, table)
+        former = load_runs(against)
+        before = former, speed_table(former, require_check=require_check)
+        return cls(runs, table, revision_since(before, (runs, table)))
+
+    def write(self, out_dir: Path, *, revision_letter: str | None = None) -> list[Path]:
+        """table.{md,csv,json}, speed.{svg,png}, index.html and, against a former publication, moved.{md,json}."""
+        letter = revision_letter or ("A" if self.revision is None else "B")
+        files = {
+            "table.md": table_files.markdown(self.table).encode(),
+            "table.csv": table_files.csv_text(self.table).encode(),
+            "table.json": table_files.json_text(self.table).encode(),
+            "speed.svg": chart.render_svg(self.table),
+            "speed.png": chart.render_png(self.table),
+            "index.html": render_page(self.runs, self.table, letter=letter, revision=self.revision),
+        }
+        if self.revision is not None:
+            files["moved.md"] = movement.markdown(self.revision).encode()
+            files["moved.json"] = movement.json_text(self.revision).encode()
+        return _write(files, out_dir)
+
+
+def render_run(run_dirs: Sequence[Path], out_dir: Path, *, require_check: bool = True) -> list[Path]:
+    """Writes every file of a publication; returns their paths.
+
+    A bench that has just finished passes require_check=False, and its table says that the check is still to come.
     """
-    runs = load_runs(run_dirs)
-    table = speed_table(runs, require_check=require_check)
+    return Publication.of(run_dirs, require_check=require_check).write(out_dir)
+
+
+def write_history(history: History, out_dir: Path) -> list[Path]:
+    """history.{md,csv,json,svg,png}."""
     files = {
-        "table.md": table_files.markdown(table).encode(),
-        "table.csv": table_files.csv_text(table).encode(),
-        "table.json": table_files.json_text(table).encode(),
-        "speed.svg": chart.render_svg(table),
-        "speed.png": chart.render_png(table),
-        "index.html": render_page(runs, table, revision=revision),
+        "history.md": history_files.markdown(history).encode(),
+        "history.csv": history_files.csv_text(history).encode(),
+        "history.json": history_files.json_text(history).encode(),
+        "history.svg": history_chart.render_svg(history),
+        "history.png": history_chart.render_png(history),
     }
-    out_dir.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, content in files.items():
-        path = out_dir / name
-        path.write_bytes(content)
-        paths.append(path)
-    return paths
+    return _write(files, out_dir)
 
 
 def render_table_text(table: SpeedTable, width: int = 120, *, colour: bool = False) -> str:
     """The table for a terminal of `width` columns, plain unless colour is asked for."""
+    return _console_text(table_files.terminal_table(table, width), table_files.table_notes(table), width, colour)
+
+
+def render_movement_text(revision: Revision, width: int = 120, *, colour: bool = False) -> str:
+    """What moved, for a terminal."""
+    return _console_text(movement.terminal_table(revision), movement.notes(revision), width, colour)
+
+
+def render_history_text(history: History, width: int = 120, *, colour: bool = False) -> str:
+    """The runs of a folder, for a terminal."""
+    notes = [f"{path}: skipped, {reason}" for path, reason in history.skipped]
+    return _console_text(history_files.terminal_table(history), notes, width, colour)
+
+
+def _console_text(view: RenderableType, notes: Sequence[str], width: int, colour: bool) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None)
-    console.print(table_files.terminal_table(table, width))
-    for note in table_files.table_notes(table):
+    console.print(view)
+    for note in notes:
         console.print(note, style="dim", markup=False, highlight=False)
     return stream.getvalue()
+
+
+def _write(files: Mapping[str, bytes], out_dir: Path) -> list[Path]:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (out_dir / name).write_bytes(content)
+    return [out_dir / name for name in files]

@@ -63,13 +63,17 @@ def paired(run: SavedRun, baseline: str, candidate: str, depths: Sequence[int]) 
     return SpeedUps(by_depth, SpeedUp(mean, False, low, high, pairs, overall.launches))
 
 
-def derived(baseline_tpots: dict[int, float], candidate_tpots: dict[int, float]) -> SpeedUps:
-    """Ratios of two columns' medians from different sessions, at the depths where both have one."""
-    ratios = {
-        depth: tpot / candidate_tpots[depth] for depth, tpot in baseline_tpots.items() if depth in candidate_tpots
-    }
-    if not ratios:
-        return _none((), "no depth at which both builds have a speed", is_derived=True)
+def derived(
+    baseline_tpots: dict[int, float], candidate_tpots: dict[int, float], *, refusal: str | None = None
+) -> SpeedUps:
+    """Ratios of two columns' medians from different sessions, at the depths where both have one.
+
+    refusal: why the two sessions may not be compared at all.
+    """
+    shared = sorted(baseline_tpots.keys() & candidate_tpots.keys())
+    if refusal is not None or not shared:
+        return _none(shared, refusal or "no depth at which both builds have a speed", is_derived=True)
+    ratios = {depth: baseline_tpots[depth] / candidate_tpots[depth] for depth in shared}
     mean = math.exp(sum(math.log(ratio) for ratio in ratios.values()) / len(ratios))
     return SpeedUps({depth: SpeedUp(ratio, True) for depth, ratio in ratios.items()}, SpeedUp(mean, True))
 

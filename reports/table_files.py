@@ -89,19 +89,20 @@ def terminal_table(table: SpeedTable, width: int = WIDE) -> Table:
 
 def table_notes(table: SpeedTable) -> list[str]:
     """What a reader must know beside the numbers: reasons for empty cells, pairing, what an interval holds."""
-    notes = [f"{_name(cell)}: no speed: {cell.void_reason}" for cell in _cells(table) if cell.void_reason]
+    notes = _missing_speeds(table)
     unchecked = [cell for cell in _cells(table) if cell.tpot is not None and not cell.is_checked]
     if unchecked:
         notes.append("Outputs not checked yet: `kernarc-gate check RUN_DIR` compares every token with the reference.")
-    if any(not speed_up.is_derived for speed_up in table.speed_ups.values()):
+    shown = [speed_up for speed_up in table.speed_ups.values() if speed_up.ratio is not None]
+    if any(not speed_up.is_derived for speed_up in shown):
         notes.append(
             f"Speed-up over {table.baseline.label}: same requests in the same run, geometric mean of the "
             "per-request ratios with its 95 % interval."
         )
-    if table.has_derived:
-        notes.append(
-            "derived: a ratio of medians from different sessions, not a separate measurement, so it has no interval."
-        )
+    if any(speed_up.is_derived for speed_up in shown):
+        notes.append("derived: a ratio of medians from different sessions, not a measurement, so it has no interval.")
+    reasons = dict.fromkeys(speed_up.reason for speed_up in table.speed_ups.values() if speed_up.reason)
+    notes += [f"No speed-up: {reason}." for reason in reasons]
     if any(s.launches == 1 for s in table.speed_ups.values() if s.ratio is not None and not s.is_derived):
         notes.append("One launch of each engine: the interval holds the requests' spread, not that between launches.")
     if table.geometric_mean_depths and table.geometric_mean_depths != table.depths:
@@ -117,8 +118,16 @@ def _cells(table: SpeedTable) -> Iterator[SpeedCell]:
                 yield cell
 
 
-def _name(cell: SpeedCell) -> str:
-    return f"{cell.column.label} at {fmt.count(cell.depth)}"
+def _missing_speeds(table: SpeedTable) -> list[str]:
+    """One note a reason, with the cells that it empties."""
+    empty: dict[str, dict[str, list[str]]] = {}
+    for cell in _cells(table):
+        if cell.void_reason is not None:
+            empty.setdefault(cell.void_reason, {}).setdefault(cell.column.label, []).append(fmt.count(cell.depth))
+    return [
+        f"No speed for {'; '.join(f'{label} at {", ".join(depths)}' for label, depths in cells.items())}: {reason}."
+        for reason, cells in empty.items()
+    ]
 
 
 def _text_rows(table: SpeedTable) -> Iterator[tuple[str, ...]]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from ..harness.errors import RecordError
 from ..harness.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
-from ..harness.records import BuildRecord, StreamRecord, StreamStatus
+from ..harness.records import BuildRecord, StreamRecord
 from .estimates import Estimate, geometric_mean, median_estimate
 from .saved import CheckState, SavedRun, ok_streams
 from .speed_ups import SpeedUp, SpeedUps, derived, paired
+from .validity import incomparable, void_reasons, why_void
+
+NO_SPEED_UP = SpeedUp(None, is_derived=False)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class SpeedTable:
     @property
     def has_derived(self) -> bool:
         """True where some speed-up compares two sessions."""
-        return any(speed_up.is_derived for speed_up in self.speed_ups.values())
+        return any(each.is_derived and each.ratio is not None for each in self.speed_ups.values())
 
     @property
     def is_checked(self) -> bool:
@@ -128,9 +131,6 @@ def speed_table(runs: Sequence[SavedRun], *, require_check: bool = True) -> Spee
     return SpeedTable(columns, depths, cells, speed_ups, means, common)
 
 
-NO_SPEED_UP = SpeedUp(None, is_derived=False, reason="a build has no speed at this depth")
-
-
 def _speed_ups(
     baseline: tuple[Column, SavedRun], candidate: tuple[Column, SavedRun], cells: dict[tuple[str, int], SpeedCell]
 ) -> SpeedUps:
@@ -139,7 +139,7 @@ def _speed_ups(
         for column, _ in (baseline, candidate)
     ]
     if baseline[1] is not candidate[1]:
-        return derived(*tpots)
+        return derived(*tpots, refusal=incomparable(baseline[1].manifest, candidate[1].manifest))
     both = sorted(tpots[0].keys() & tpots[1].keys())
     return paired(baseline[1], baseline[0].build.name, candidate[0].build.name, both)
 
@@ -156,13 +156,7 @@ def _columns(runs: Sequence[SavedRun]) -> Iterable[tuple[Column, SavedRun]]:
 def _speed_cell(run: SavedRun, column: Column, depth: int, require_check: bool) -> SpeedCell:
     streams = run.cell_streams(column.build.name, depth)
     counted = ok_streams(streams)
-    reasons = tuple(sorted({stream.void_reason or "no reason recorded" for stream in streams if _is_void(stream)}))
-    check = run.output_check(column.build.name)
-    void_reason = _streams_reason(run, len(streams), len(streams) - len(counted), reasons)
-    if void_reason is None and (
-        check.state is CheckState.FAILED or (require_check and check.state is CheckState.MISSING)
-    ):
-        void_reason = check.reason
+    void_reason = why_void(run, column.build.name, depth, require_check=require_check)
     tpot = _median(counted, tpot_ms)
     if void_reason is None and tpot is None:
         void_reason = "no stream has two events with tokens"
@@ -171,29 +165,14 @@ def _speed_cell(run: SavedRun, column: Column, depth: int, require_check: bool) 
         depth=depth,
         streams=len(streams),
         void_streams=len(streams) - len(counted),
-        void_reasons=reasons,
+        void_reasons=void_reasons(streams),
         void_reason=void_reason,
-        is_checked=check.state is CheckState.PASSED,
+        is_checked=run.output_check(column.build.name).state is CheckState.PASSED,
         tpot=tpot if void_reason is None else None,
         step_ms=_point(counted, step_ms) if void_reason is None else None,
         tokens_per_step=_point(counted, tokens_per_step) if void_reason is None else None,
         ttft_ms=_point(counted, ttft_ms) if void_reason is None else None,
     )
-
-
-def _streams_reason(run: SavedRun, streams: int, void_streams: int, reasons: Sequence[str]) -> str | None:
-    expected = run.manifest.requests_per_depth * run.manifest.launches
-    if streams == 0:
-        return "not measured"
-    if void_streams > run.manifest.max_void_streams_per_cell:
-        return f"{void_streams} of {streams} streams void: {'; '.join(reasons)}"
-    if streams < expected:
-        return f"{streams} of {expected} streams recorded: continue with `kernarc-gate bench --resume`"
-    return None
-
-
-def _is_void(stream: StreamRecord) -> bool:
-    return stream.status is not StreamStatus.OK
 
 
 def _by_launch(
