@@ -86,7 +86,7 @@ def count(value: int) -> str:
 
 def axis_number(value: float) -> str:
     """A round number on an axis, without trailing zeros: 0, 40, 2.5, 1,000."""
-    text = fixed(value, 2)
+    text = fixed(value, 4)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

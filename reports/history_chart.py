@@ -60,8 +60,8 @@ def _panel(panel: Axes, history: History, depth: int) -> None:
             markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.2, label=build,
         )  # fmt: skip
     panel.set_title(f"{fmt.count(depth)} tokens of context", fontsize=9, loc="left", color=INK)
-    panel.set_ylim(bottom=0)
-    panel.margins(y=0.15)
+    highest = max((each.tpot_ms or 0.0 for each in history.entries if each.depth == depth), default=0.0)
+    panel.set_ylim(0, highest * 1.15 or 1.0)
     panel.set_xlim(-0.5, max(len(places) - 0.5, 0.5))
     panel.yaxis.set_major_locator(MaxNLocator(4))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: fmt.axis_number(value)))

@@ -124,10 +124,11 @@ def _missing_speeds(table: SpeedTable) -> list[str]:
     for cell in _cells(table):
         if cell.void_reason is not None:
             empty.setdefault(cell.void_reason, {}).setdefault(cell.column.label, []).append(fmt.count(cell.depth))
-    return [
-        f"No speed for {'; '.join(f'{label} at {", ".join(depths)}' for label, depths in cells.items())}: {reason}."
-        for reason, cells in empty.items()
-    ]
+    notes = []
+    for reason, cells in empty.items():
+        where = "; ".join(f"{label} at {', '.join(depths)}" for label, depths in cells.items())
+        notes.append(f"No speed for {where}: {reason}.")
+    return notes
 
 
 def _text_rows(table: SpeedTable) -> Iterator[tuple[str, ...]]:
