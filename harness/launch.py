@@ -1,7 +1,7 @@
 """One launch: engines start, warm up, answer their share of the schedule, and end."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .progress import RunObserver
 from .records import EnvironmentSample, LaunchRecord, StreamRecord, StreamStatus
 from .requests import prompt_sha256, request_sha256
 from .schedule import Slot, launch_order
-from .storage import Request, RunDirectory
+from .storage import Request, RunDirectory, StorageError
 from .text_tokenizer import load_text_tokenizer
 
 WARMUP_BLOCK = -1
@@ -80,9 +80,11 @@ class Launch:
                     on_stream(record)
                 for arm in arms.values():
                     arm.counters_after = arm.engine.counters()
-            finally:
-                if arms:
+            except BaseException:
+                with suppress(StorageError):  # a full disk must not hide what went wrong
                     self._record(arms.values(), launch)
+                raise
+            self._record(arms.values(), launch)
 
     def _start(self, name: str, launch: int, stack: ExitStack) -> _Arm:
         build = next(build for build in self._plan.builds if build.name == name)
@@ -162,6 +164,7 @@ class Launch:
             raise
 
     def _record(self, arms: Iterable[_Arm], launch: int) -> None:
+        """One LaunchRecord for every build that was ready."""
         records = [
             LaunchRecord(
                 build=arm.build.name,

@@ -236,7 +236,7 @@ def _checkpoints(plan: RunPlan, observer: RunObserver) -> dict[str, Checkpoint]:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "Ctrl-C"
+        return str(error) or "Ctrl-C"  # SIGTERM comes with its name
     if isinstance(error, KernarcError):
         return error.message.splitlines()[0]
     return f"{type(error).__name__}: {error}"

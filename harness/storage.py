@@ -196,7 +196,7 @@ class RunDirectory:
             try:
                 _write_all(file.fileno(), payload)
                 os.fsync(file.fileno())
-            except OSError:
+            except BaseException:  # a full disk, or Ctrl-C between two parts of a line
                 self._tails_are_whole = False
                 with suppress(OSError):
                     file.truncate(size_before)
