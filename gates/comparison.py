@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..harness.records import LaunchRecord, RunManifest, StreamRecord
-from .attribution import attribute, fraction, in_words
+from .attribution import attribute, fraction
 from .config import GateConfig
 from .control import ControlReport, judge_blocks
 from .intervals import DepthInterval, depth_intervals
 from .outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
 from .pairing import DepthPairs, Pairing, pair_streams
 from .verdict import improved_depths, joint_verdict, launches_needed, speed_verdict
-from .wording import next_step, sentence
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def evaluate(
     if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE:
         needed = launches_needed(intervals, config.margin, config.confidence_of_a_look, config.confidence)
     depths = measured.manifest.depths
-    outcome = GateOutcome(
+    return GateOutcome(
         run_id=measured.manifest.run_id,
         baseline=measured.baseline,
         candidate=measured.candidate,
@@ -78,10 +77,7 @@ def evaluate(
         void_reasons=reasons,
         launches_needed=needed,
         seconds_a_launch=seconds_a_launch(measured.streams, measured.manifest.launch_records),
-        sentence="",
-        next_step="",
     )
-    return outcome.model_copy(update={"sentence": sentence(outcome), "next_step": next_step(outcome)})
 
 
 def seconds_a_launch(streams: Sequence[StreamRecord], launches: Sequence[LaunchRecord]) -> float | None:
@@ -133,10 +129,9 @@ def _estimates(
 
 def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution | None) -> DepthOutcome:
     estimate = interval.point_estimate
-    effect = math.expm1(estimate)
     return DepthOutcome(
         depth=depth,
-        point_estimate=effect,
+        point_estimate=math.expm1(estimate),
         low=fraction(interval.low),
         high=fraction(interval.high),
         bootstrap_low=fraction(estimate - interval.bootstrap_half_width),
@@ -146,5 +141,4 @@ def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution
         launches=interval.launches,
         pairs=interval.pairs,
         attribution=attribution,
-        words=in_words(effect, attribution),
     )

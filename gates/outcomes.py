@@ -48,7 +48,7 @@ class DepthOutcome(Record):
     launches: int
     pairs: int
     attribution: Attribution | None  # None where events are not steps
-    words: str  # the attribution in words
+    words: str = ""  # the attribution in words, written by reports
 
 
 class Rate(Record):
@@ -116,5 +116,5 @@ class GateOutcome(Record):
     void_reasons: tuple[str, ...]
     launches_needed: int | None
     seconds_a_launch: float | None
-    sentence: str
-    next_step: str
+    sentence: str = ""  # what was decided and why, written by reports
+    next_step: str = ""

@@ -9,6 +9,7 @@ from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from kernarc.harness.records import BuildRecord, Environment, RunManifest, StreamRecord, StreamStatus
+from kernarc.reports.gate_words import with_words
 
 MakeStream = Callable[..., StreamRecord]
 CONFIG = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000)
@@ -87,13 +88,14 @@ def measured(
 def outcome(streams: list[StreamRecord], checks: tuple[OutputOutcome, ...] = PASSED, **changes: Any) -> GateOutcome:
     launches = changes.pop("launches", 5)
     config = changes.pop("config", CONFIG)
-    return evaluate(Measured(changes.pop("manifest", manifest()), streams, launches), config, checks, **changes)
+    run = Measured(changes.pop("manifest", manifest()), streams, launches)
+    return with_words(evaluate(run, config, checks, **changes))
 
 
 def test_equal_builds_pass(make_stream: MakeStream) -> None:
     found = outcome(measured(make_stream))
     assert (found.verdict, found.verdict.exit_code) == (Verdict.PASS, 0)
-    assert found.sentence.startswith("PASS: b is nowhere slower than the margin of 1.0%")
+    assert found.sentence.startswith("PASS: b is nowhere slower than the margin of 1.0 %")
     assert [depth.pairs for depth in found.depths] == [20, 20]
     assert GateOutcome.model_validate_json(found.model_dump_json()) == found
 
@@ -119,7 +121,7 @@ def test_fewer_accepted_drafts_are_blamed_on_acceptance(make_stream: MakeStream)
     assert depth.attribution is not None
     assert depth.attribution.acceptance_effect == pytest.approx(1.0)
     assert abs(depth.attribution.step_effect) < 0.005
-    assert depth.words.endswith("50.0% fewer tokens a step: the effect is from the acceptance of drafts")
+    assert depth.words.endswith("50.0 % fewer tokens a step: the effect is from the acceptance of drafts")
 
 
 def test_improvement_is_noted(make_stream: MakeStream) -> None:

@@ -1,8 +1,22 @@
 """What was decided, why, and what to do next, in one plain sentence each."""
 
+import math
 from collections.abc import Sequence
 
-from .outcomes import DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from ..gates.outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from .format import count, fixed, percent
+
+NEGLIGIBLE = 0.002  # effects below 0.2 % are "unchanged" in words
+
+
+def with_words(outcome: GateOutcome) -> GateOutcome:
+    """The outcome with its sentence, its next step and every depth's attribution in words."""
+    depths = tuple(
+        depth.model_copy(update={"words": in_words(depth.point_estimate, depth.attribution)})
+        for depth in outcome.depths
+    )
+    outcome = outcome.model_copy(update={"depths": depths})
+    return outcome.model_copy(update={"sentence": sentence(outcome), "next_step": next_step(outcome)})
 
 
 def sentence(outcome: GateOutcome) -> str:
@@ -19,7 +33,7 @@ def next_step(outcome: GateOutcome) -> str:
         case Verdict.FAIL if candidate is not None and candidate.verdict is Verdict.FAIL:
             return f"Correct the output first ({_where(candidate)}); speed counts only after that."
         case Verdict.FAIL:
-            return f"Look for the cost at depth {_worst(outcome.depths).depth:,}: {_worst(outcome.depths).words}."
+            return f"Look for the cost at depth {count(_worst(outcome.depths).depth)}: {_worst(outcome.depths).words}."
         case Verdict.VOID:
             return (
                 "Put right what is named above, then measure again; a void measurement says nothing about the change."
@@ -31,8 +45,15 @@ def effect_words(depth: DepthOutcome) -> str:
     """ "3.1 % slower (+2.0 % to +4.2 %) at depth 8,192"."""
     effect = depth.point_estimate
     direction = "slower" if effect > 0 else "faster"
-    bounds = "interval unknown" if depth.low is None or depth.high is None else f"{depth.low:+.1%} to {depth.high:+.1%}"
-    return f"{abs(effect):.1%} {direction} ({bounds}) at depth {depth.depth:,}"
+    bounds = "interval unknown"
+    if depth.low is not None and depth.high is not None:
+        bounds = f"{percent(depth.low)} to {percent(depth.high)}"
+    return f"{unsigned(effect)} {direction} ({bounds}) at depth {count(depth.depth)}"
+
+
+def unsigned(fraction: float) -> str:
+    """The size of a change: "2.1 %"."""
+    return f"{fixed(abs(fraction) * 100, 1)} %"
 
 
 def duration(seconds: float) -> str:
@@ -72,7 +93,7 @@ def _slower(outcome: GateOutcome) -> str:
     over = [depth for depth in outcome.depths if depth.low is not None and depth.low > outcome.margin]
     worst = _worst(over)
     elsewhere = f" and at {len(over) - 1} more depth{'s' if len(over) > 2 else ''}" if len(over) > 1 else ""
-    beyond = f"beyond the margin of {outcome.margin:.1%}"
+    beyond = f"beyond the margin of {unsigned(outcome.margin)}"
     return f"{outcome.candidate} is {effect_words(worst)}{elsewhere}, {beyond}: {worst.words}"
 
 
@@ -80,10 +101,10 @@ def _passed(outcome: GateOutcome) -> str:
     worst = max(outcome.depths, key=lambda depth: depth.high or 0.0)
     better = ""
     if outcome.improved_depths:
-        better = f"; IMPROVED at depth {', '.join(f'{depth:,}' for depth in outcome.improved_depths)}"
+        better = f"; IMPROVED at depth {', '.join(count(depth) for depth in outcome.improved_depths)}"
     return (
-        f"{outcome.candidate} is nowhere slower than the margin of {outcome.margin:.1%} (highest upper bound "
-        f"{worst.high or 0.0:+.1%} at depth {worst.depth:,}), and its output is right{better}"
+        f"{outcome.candidate} is nowhere slower than the margin of {unsigned(outcome.margin)} (highest upper bound "
+        f"{percent(worst.high)} at depth {count(worst.depth)}), and its output is right{better}"
     )
 
 
@@ -97,7 +118,7 @@ def _undecided(outcome: GateOutcome) -> str:
     also = f"; the output was not checked either ({unchecked})" if unchecked else ""
     return (
         f"after {outcome.launches} launches {outcome.candidate} is {effect_words(worst)}, "
-        f"which does not settle which side of {outcome.margin:.1%} it is on{also}"
+        f"which does not settle which side of {unsigned(outcome.margin)} it is on{also}"
     )
 
 
@@ -149,3 +170,29 @@ def _worst(depths: Sequence[DepthOutcome]) -> DepthOutcome:
 
 def _and_more(reasons: Sequence[str]) -> str:
     return f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+
+
+def in_words(effect: float, attribution: Attribution | None) -> str:
+    """One clause on where an effect (a fraction, +0.02 = 2 % slower) comes from."""
+    if attribution is None:
+        return "the events of this server are not steps, so step time and acceptance cannot be told apart"
+    step, acceptance = attribution.step_effect, attribution.acceptance_effect
+    parts = [_step_words(step), _acceptance_words(acceptance)]
+    if abs(effect) < NEGLIGIBLE and max(abs(step), abs(acceptance)) < NEGLIGIBLE:
+        return "step time and acceptance are unchanged"
+    cause = max((abs(math.log1p(step)), "the step"), (abs(math.log1p(acceptance)), "the acceptance of drafts"))[1]
+    return f"{parts[0]}, {parts[1]}: the effect is from {cause}"
+
+
+def _step_words(effect: float) -> str:
+    if abs(effect) < NEGLIGIBLE:
+        return "each step takes as long as before"
+    return f"each step takes {unsigned(effect)} {'longer' if effect > 0 else 'less'}"
+
+
+def _acceptance_words(effect: float) -> str:
+    """acceptance_effect +x means tokens a step fell to 1 / (1 + x)."""
+    if abs(effect) < NEGLIGIBLE:
+        return "as many tokens a step"
+    tokens = 1 / (1 + effect) - 1
+    return f"{unsigned(tokens)} {'fewer' if tokens < 0 else 'more'} tokens a step"

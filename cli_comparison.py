@@ -1,0 +1,105 @@
+"""A comparison from its first launch to its verdict: measure, look, check outputs, decide or go on."""
+
+import json
+from pathlib import Path
+
+from .gates.comparison import Measured, evaluate
+from .gates.config import GateConfig
+from .gates.display import GateDisplay
+from .gates.outcomes import GateOutcome, OutputOutcome, Verdict
+from .gates.run_check import RunChecker
+from .harness.cachefolder import cache_folder
+from .harness.errors import KernarcError, VoidMeasurementError
+from .harness.runs import Run
+from .reports.gate_words import with_words
+
+VERDICT_FILE = "verdict.json"
+
+
+class Comparison:
+    """One run under one gate. Whatever goes wrong leaves a verdict that is not PASS."""
+
+    def __init__(self, run: Run, config: GateConfig, display: GateDisplay) -> None:
+        self._run = run
+        self._config = config
+        self._display = display
+        manifest = run.directory.manifest()
+        self._builds = [build.name for build in manifest.builds[:2]]
+        self._checker = RunChecker(
+            manifest,
+            config.output_check,
+            output_check_cache(),
+            may_end_early=config.void_rules.early_stop == "note",
+        )
+
+    def decide(self) -> GateOutcome:
+        """Measures up to each look until one decides, writes verdict.json and returns the outcome.
+
+        An engine that dies voids the comparison. Ctrl-C and configuration errors pass through; anything unexpected
+        becomes a VoidMeasurementError.
+        """
+        launches = 0
+        try:
+            outcome = self._looks()
+            launches = outcome.launches
+        except KernarcError as error:
+            if error.exit_code != VoidMeasurementError.exit_code:
+                raise
+            outcome = self._evaluate(launches, (), void_reasons=(error.message.splitlines()[0],))
+        except Exception as error:
+            raise VoidMeasurementError(
+                f"the comparison broke: {type(error).__name__}: {error}",
+                f"the measured streams are kept in {self._run.directory.path}; this is a fault of ours",
+            ) from error
+        outcome = with_words(outcome)
+        self._run.finish(max(1, outcome.launches))
+        self._run.directory.write_document(VERDICT_FILE, outcome.model_dump_json(indent=2))
+        return outcome
+
+    def _looks(self) -> GateOutcome:
+        outcome = self._evaluate(0, ())
+        for look in self._config.looks:
+            self._display.begin_look(self._run, look)
+            for launch in range(outcome.launches, look):
+                self._run.measure_launch(launch)
+                outcome = self._evaluate(launch + 1, ())
+                self._display.launch_done(outcome)
+                if outcome.void_reasons:
+                    return self._checked(outcome.launches)
+            outcome = self._checked(look)
+            undecided = outcome.verdict is Verdict.INCONCLUSIVE and outcome.speed_verdict is Verdict.INCONCLUSIVE
+            if not undecided:
+                break
+        return outcome
+
+    def _checked(self, launches: int) -> GateOutcome:
+        """The outcome with every token of the measured streams judged."""
+        streams = [stream for stream in self._run.directory.streams() if stream.launch < launches]
+        requests = self._run.directory.requests()
+        checks = self._checker.check(self._builds, streams, requests, self._display.checking)
+        baseline, candidate = self._builds
+        return self._evaluate(launches, checks, self._checker.identity(baseline, candidate, streams, requests))
+
+    def _evaluate(
+        self,
+        launches: int,
+        checks: tuple[OutputOutcome, ...] | list[OutputOutcome],
+        identity: str = "",
+        void_reasons: tuple[str, ...] = (),
+    ) -> GateOutcome:
+        directory = self._run.directory
+        measured = Measured(directory.manifest(), directory.streams(), launches)
+        return evaluate(measured, self._config, checks, identity=identity, void_reasons=void_reasons)
+
+
+def output_check_cache() -> Path:
+    """Where the reference's results are kept between runs."""
+    return cache_folder("output-checks")
+
+
+def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> None:
+    """check.json: what `check` found, beside the records it judged."""
+    content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in outcomes]}
+    temporary = run_dir / "check.json.new"
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(run_dir / "check.json")
