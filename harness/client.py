@@ -171,7 +171,9 @@ class StreamingClient:
     def _judge(self, request: CompletionRequest, sent: _Sent, refusals: Sequence[str]) -> StreamOutcome:
         start_ns = thread_time_ns()
         reading = sent.reading
-        transcript = read_transcript(reading.pieces)
+        transcript = read_transcript(reading.pieces, is_whole=reading.problem is None)
+        if not transcript.chunks and reading.response.headers.get("content-type", "").startswith("application/json"):
+            transcript.problem = f"the server did not stream: {error_message(reading.body)}"
         counts = count_tokens(transcript, self._tokenizer)
         reasons = problems(request, transcript, counts, self.limits, self._tokenizer)
         # A break or a limit explains more than what it left unfinished; the server's own words explain most.

@@ -20,7 +20,8 @@ class CompletionRequest:
     """One greedy request: prompt ids for /v1/completions, or messages for /v1/chat/completions.
 
     prompt_tokens is the depth that the server must confirm: by default the number of prompt ids; for messages, the
-    length that the chat template makes of them. max_tokens_per_step is num_speculative_tokens + 1 where that is known.
+    length that the chat template makes of them. max_tokens_per_step is for engines
+    that are known to send one event a step: num_speculative_tokens + 1.
     """
 
     prompt_ids: Sequence[int] = ()

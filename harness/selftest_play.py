@@ -32,6 +32,7 @@ def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
         stream_s=case.stream_limit_s,
         busy_wait_s=0.1,
     )
+    server.new_truths()  # what others played on it before
     outcomes: list[StreamOutcome] = []
     with StreamingClient(server.url(case.name), limits) as client:
         request = _request(client, case, attempt)

@@ -11,7 +11,7 @@ from .repetition import find_repetition_loop
 from .token_counts import CountedBy, TextTokenizer, TokenCounts, text_problem
 from .transcript import Transcript
 
-MAX_BURST_SHARE = 1 / 3  # of the gaps; a late reader makes a few, a server that flushes every n tokens makes most
+MAX_BURST_SHARE = 1 / 3  # of the gaps: a late reader makes a few, a server that flushes makes most
 
 
 def problems(
@@ -36,13 +36,13 @@ def problems(
 def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | None) -> bool:
     """Whether one event is one engine step, as far as a client can know.
 
-    No event holds more tokens than a step can make (num_speculative_tokens + 1; one, where that is unknown), and events
-    do not come in bursts, as they do from a server that flushes every n tokens.
+    Of an engine that is known to send one event a step, unless an event holds more tokens than a step can make. Of any
+    other, if every event holds one token and they do not come in bursts, as from a server that flushes every n tokens.
     """
     limit = 1 if max_tokens_per_step is None else max_tokens_per_step
     if any(event.num_tokens > limit for event in events):
         return False
-    if len(events) < 3:
+    if max_tokens_per_step is not None or len(events) < 3:
         return True
     return sum(comes_in_a_burst(events)) <= MAX_BURST_SHARE * (len(events) - 1)
 

@@ -40,8 +40,11 @@ class Transcript:
     problem: str | None = None
 
 
-def read_transcript(pieces: Iterable[tuple[int, bytes]]) -> Transcript:
-    """Reads the (perf_counter_ns, body bytes) pieces of one event stream, in order of arrival."""
+def read_transcript(pieces: Iterable[tuple[int, bytes]], *, is_whole: bool = True) -> Transcript:
+    """Reads the (perf_counter_ns, body bytes) pieces of one event stream, in order of arrival.
+
+    Of a body that was cut short (is_whole false) the unfinished last event is left out.
+    """
     transcript = Transcript()
     decoder = SseDecoder()
     t_ns = 0
@@ -49,7 +52,7 @@ def read_transcript(pieces: Iterable[tuple[int, bytes]]) -> Transcript:
         for event in decoder.feed(piece):
             _read_event(transcript, t_ns, event)
     last = decoder.finish()  # some servers end the body without the last blank line
-    if last is not None:
+    if last is not None and is_whole:
         _read_event(transcript, t_ns, last)
     return transcript
 

@@ -18,7 +18,8 @@ class Case:
     """threads names the public threads in which users met the fault.
 
     void: words of what a right client says of the stream; None where it is to be used, with the truth log's figures.
-    max_tokens: to ask for, where that is not the shape's tokens. max_tokens_per_step: what the client may be told.
+    max_tokens: to ask for, where that is not the shape's tokens. max_tokens_per_step: what the client is told,
+    None where it is to find out whether events are steps.
     Limits are those to run the case under, in seconds.
     """
 
@@ -30,7 +31,7 @@ class Case:
     knows_steps: bool = True
     prompt_tokens: int = 32
     max_tokens: int | None = None
-    max_tokens_per_step: int = 1
+    max_tokens_per_step: int | None = 1
     ignore_eos: bool = True
     void_on_repetition: bool = True
     requests: int = 1

@@ -23,7 +23,7 @@ from .asked import (
     prompt_digest,
     read_request,
 )
-from .case import Case
+from .case import Case, Refusal
 from .cases import CASES
 from .cutting import Write
 from .pacing import wait_until
@@ -42,7 +42,7 @@ class Server:
         self._case = case
         self._truth_log = truth_log
         self._streams: list[_Stream] = []
-        self._refusals_given: dict[str, int] = {}
+        self._times_asked: dict[str, int] = {}
         self._seen_prompts: set[tuple[str, str]] = set()
         self._lock = Lock()
         self._listener = socket.create_server((host, port))
@@ -98,10 +98,8 @@ class Server:
         self, connection: socket.socket, case: Case, payload: Json, received_ns: int, *, is_chat: bool
     ) -> bool:
         asked = asked_of(payload, case, is_chat=is_chat)
-        given = self._refusals_given.get(case.name, 0)
-        if given < len(case.refusals):
-            self._refusals_given[case.name] = given + 1
-            refusal = case.refusals[given]
+        refusal = self._refusal(case)
+        if refusal is not None:
             _send_json(connection, refusal.status, {"error": {"message": refusal.message, "code": refusal.status}})
             return True
         digest = prompt_digest(payload)
@@ -120,6 +118,14 @@ class Server:
             stream.is_over.set()
             self._log(stream.truth())
         return _after_stream(connection, case)
+
+    def _refusal(self, case: Case) -> Refusal | None:
+        """The next refusal due: each once and then a stream, over and over; for a void case always the first."""
+        if case.refusals and case.void:
+            return case.refusals[0]
+        asked = self._times_asked.get(case.name, 0)
+        self._times_asked[case.name] = asked + 1
+        return (*case.refusals, None)[asked % (len(case.refusals) + 1)]
 
     def _log(self, truth: Truth) -> None:
         if self._truth_log is not None:

@@ -99,6 +99,7 @@ FIRST_TOKEN = (
         "20 tokens an event, sent together: time per token right, steps unknown",
         Shape(tokens=256, ms_per_token=4.0, sizes=(20,)),
         threads="TensorRT-LLM#18432",
+        max_tokens_per_step=None,
         knows_steps=False,
     ),
     Case(
@@ -106,6 +107,7 @@ FIRST_TOKEN = (
         "20 events in one write, every 20 tokens",
         Shape(tokens=256, ms_per_token=4.0, flush_events=20, flush_in_one_write=True),
         threads="TensorRT-LLM#18432",
+        max_tokens_per_step=None,
         knows_steps=False,
     ),
     Case(
@@ -113,6 +115,7 @@ FIRST_TOKEN = (
         "20 events in 20 writes at once, every 20 tokens",
         Shape(tokens=256, ms_per_token=4.0, flush_events=20),
         threads="TensorRT-LLM#18432",
+        max_tokens_per_step=None,
         knows_steps=False,
     ),
 )

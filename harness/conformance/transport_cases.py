@@ -59,7 +59,7 @@ BROKEN = (
         "http-400",
         "an HTTP error with a message",
         Shape(),
-        refusals=(Refusal(400, "the prompt is longer than the window"),) * 9,
+        refusals=(Refusal(400, "the prompt is longer than the window"),),
         void="longer than the window",
     ),
     Case(
