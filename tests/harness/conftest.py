@@ -8,6 +8,7 @@ import psutil
 import pytest
 from kernarc.harness.builds import Build
 from kernarc.harness.config import BuildConfig, ModelSource
+from kernarc.harness.conformance.fixture import conformance_server as conformance_server
 from kernarc.harness.records import (
     BuildRecord,
     Environment,
