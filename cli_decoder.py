@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
 
     Greedy, one stream at a time; one server-sent event is one decoder step.
     """
-    from dataclasses import asdict
-
     from .decoder.serve import ServeSettings, Serving
     from .decoder.serve import serve as run
 
@@ -44,6 +43,35 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
             _print_json(asdict(serving))
 
     run(ServeSettings(model=model_dir, served_name=options.pop("served_model_name"), **options), ready)
+
+
+@click.command()
+@click.argument("model_dir", metavar="MODEL", type=DIRECTORY)
+@click.argument("prompt")
+@click.option("--max-tokens", type=click.IntRange(1), help="[default: until EOS or the end of the window]")
+@click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@click.option("--device", type=DEVICES, default="auto", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the text.")
+def generate(model_dir: Path, prompt: str, as_json: bool, **options: Any) -> None:
+    """Continue PROMPT, greedily, printing text as it decodes.
+
+    Where the checkpoint has no tokenizer, PROMPT is ids:1,2,3 and ids are printed. Ctrl-C keeps what came so far.
+    """
+    from .decoder.continuation import continue_prompt
+
+    def show(text: str) -> None:
+        if not as_json:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
+
+    result = continue_prompt(model_dir, prompt, show=show, **options)
+    if as_json:
+        _print_json(asdict(result))
+    else:
+        click.echo()
+    click.echo(result.summary(), err=True)
+    if result.interrupted:
+        sys.exit(130)
 
 
 @click.group()
@@ -65,17 +93,74 @@ def synth(shape: str, acceptance: float, fp8: bool, seed: int, out: Path, as_jso
     """
     from .decoder.synthetic import write_structured_checkpoint
 
-    started = time.monotonic()
-    progress = _Progress("writing")
+    started, progress = time.monotonic(), _Progress("writing")
     n_bytes = write_structured_checkpoint(
         shape, out, acceptance=acceptance, fp8=fp8, seed=seed, on_bytes=progress.update
     )
     progress.close()
-    seconds = time.monotonic() - started
+    _print_written(out, n_bytes, time.monotonic() - started, as_json)
+
+
+@model.command()
+@click.argument("model_dir", metavar="DIR", type=DIRECTORY)
+@click.option("--depths", metavar="N,N,…", help="[default: 128,8192,32768,65536 as far as the window goes]")
+@click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@click.option("--bandwidth", "tb_per_s", type=click.FloatRange(0, min_open=True), metavar="TB/S", help="Floor in ms.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def info(
+    model_dir: Path, depths: str | None, num_speculative_tokens: int, tb_per_s: float | None, as_json: bool
+) -> None:
+    """Shapes, parameters and bytes by part, and the bytes that one decoder step cannot avoid.
+
+    Reads headers only. The floor counts weights, head reads, MTP, GDN state (lazy commit) and bf16 keys and values.
+    """
+    from .decoder.accounts import read_accounts, step_floor
+    from .decoder.accounts_text import accounts_json, accounts_text
+
+    config, accounts = read_accounts(model_dir)
+    drafts, window = num_speculative_tokens if config.has_mtp else 0, config.max_position_embeddings
+    floors = [step_floor(config, accounts, depth=depth, num_drafts=drafts) for depth in _depths(depths, window)]
+    if as_json:
+        _print_json(accounts_json(str(model_dir), config, accounts, floors, tb_per_s))
+    else:
+        click.echo(accounts_text(str(model_dir), config, accounts, floors, tb_per_s))
+
+
+@model.command()
+@click.argument("source", metavar="SRC", type=DIRECTORY)
+@click.argument("out", metavar="DST", type=DIRECTORY)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def quantize(source: Path, out: Path, as_json: bool) -> None:
+    """Write the text model of SRC to DST as block FP8: e4m3 values, one bf16 scale a 128×128 block.
+
+    Attention, GDN and MLP linears become FP8; head, embedding, mtp.fc, in_proj_a/b, conv and norms stay as they are.
+    """
+    from .decoder.quantize import quantize_checkpoint
+
+    started, progress = time.monotonic(), _Progress("writing")
+    n_bytes = quantize_checkpoint(source, out, on_bytes=progress.update)
+    progress.close()
+    _print_written(out, n_bytes, time.monotonic() - started, as_json)
+
+
+def _print_written(out: Path, n_bytes: int, seconds: float, as_json: bool) -> None:
     if as_json:
         _print_json({"path": str(out), "bytes": n_bytes, "seconds": round(seconds, 3)})
     else:
         click.echo(f"{out}: {n_bytes / 1e9:.3f} GB in {seconds:.1f} s")
+
+
+def _depths(text: str | None, window: int) -> list[int]:
+    if text is None:
+        return [depth for depth in (128, 8192, 32768, 65536) if depth <= window]
+    try:
+        depths = [int(item) for item in text.split(",")]
+    except ValueError:
+        depths = [-1]
+    if min(depths) < 0 or max(depths) > window:
+        expected = f"expected depths such as 128,8192 within the window of {window}"
+        raise click.BadParameter(f"{text!r}, {expected}", param_hint="--depths")
+    return depths
 
 
 class _Progress:

@@ -66,29 +66,35 @@ NAMED_SHAPES: dict[str, RawConfig] = {"tiny": _COMMON | _TINY, "27b": _COMMON | 
 
 
 def read_shape(shape: str) -> RawConfig:
-    """config.json's content for `tiny`, `27b`, or a path to a config.json or its directory; text-only, unquantised."""
+    """config.json's content for `tiny`, `27b`, or a path to a config.json or its directory; text-only, with MTP."""
     if shape in NAMED_SHAPES:
         return copy.deepcopy(NAMED_SHAPES[shape])
     path = Path(shape)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        given = json.loads(path.read_text())
-    except OSError as error:
+    if not path.exists():
         raise CheckpointError(
-            f"no shape named {shape!r} and no configuration at that path ({error.strerror})",
+            f"no shape named {shape!r} and no configuration at that path",
             f"use one of {', '.join(NAMED_SHAPES)}, or the path of a config.json",
-        ) from None
+        )
+    return {"mtp_num_hidden_layers": 1} | text_only_config(path)
+
+
+def text_only_config(path: Path) -> RawConfig:
+    """The text part of a config.json as that of an unquantised text-only checkpoint. Raises CheckpointError."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    text = given.get("text_config", given)
+    text = given.get("text_config", given) if isinstance(given, dict) else None
     if not isinstance(text, dict):
-        raise CheckpointError(f'{path}: "text_config" is not a JSON object')
-    raw = {key: value for key, value in text.items() if key != "quantization_config"}
+        raise CheckpointError(f"{path} holds no JSON object of a text model")
+    outer = {key: given[key] for key in ("tie_word_embeddings", "eos_token_id") if key in given}
+    raw = {key: value for key, value in (text | outer).items() if key != "quantization_config"}
     raw |= {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
-    raw.setdefault("mtp_num_hidden_layers", 1)
-    raw["rope_parameters"] = {k: v for k, v in raw.get("rope_parameters", {}).items() if not k.startswith("mrope")}
+    if isinstance(raw.get("rope_parameters"), dict):  # sections are equal for text, and vLLM refuses them there
+        raw["rope_parameters"] = {k: v for k, v in raw["rope_parameters"].items() if not k.startswith("mrope")}
     return raw
 
 

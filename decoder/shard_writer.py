@@ -3,8 +3,8 @@
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .errors import CheckpointError
 
 BLOCK_BYTES = 8 << 20
-ITEM_BYTES = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F8_E4M3": 1, "F32": 4}
 Rows = Callable[[int, int], NDArray[Any]]
 
 
@@ -44,20 +44,27 @@ class NewTensor:
 
 
 def write_shards(
-    directory: Path, tensors: Sequence[NewTensor], *, workers: int, on_bytes: Callable[[int], None] | None = None
+    directory: Path, tensors: Sequence[NewTensor], *, workers: int, on_bytes: Callable[[int, int], None] | None = None
 ) -> int:
-    """Writes every file named by the tensors and, if there are several, their index. Returns the bytes of all tensors.
+    """Writes every file named by the tensors and, if there are several, their index; returns the bytes of all tensors.
 
-    Memory: about workers × 2 blocks of 8 MiB, whatever the tensors' sizes. on_bytes(n) is called as blocks land.
+    Memory: about workers × 2 blocks of 8 MiB, whatever the tensors' sizes. on_bytes(done, total) reports.
     """
+    total, done = sum(tensor.n_bytes for tensor in tensors), 0
+
+    def landed(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if on_bytes is not None:
+            on_bytes(done, total)
+
     files: dict[str, list[NewTensor]] = {}
     for tensor in tensors:
         files.setdefault(tensor.file, []).append(tensor)
     for name, members in files.items():
         with (directory / f"{name}.safetensors").open("xb") as file:
             offsets = _write_header(file.fileno(), members)
-            _write_blocks(file.fileno(), members, offsets, workers, on_bytes)
-    total = sum(tensor.n_bytes for tensor in tensors)
+            _write_blocks(file.fileno(), members, offsets, workers, landed)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": {t.name: f"{t.file}.safetensors" for t in tensors}}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
@@ -93,7 +100,7 @@ def _write_blocks(
     tensors: Sequence[NewTensor],
     offsets: Sequence[int],
     workers: int,
-    on_bytes: Callable[[int], None] | None,
+    on_bytes: Callable[[int], None],
 ) -> None:
     def write(tensor: NewTensor, start: int, first: int, last: int) -> int:
         bits = np.ascontiguousarray(tensor.rows(first, last))
@@ -104,7 +111,7 @@ def _write_blocks(
         return expected
 
     with ThreadPoolExecutor(workers) as pool:
-        running = set()
+        running: set[Future[int]] = set()
         for tensor, start in zip(tensors, offsets, strict=True):
             for first, last in _row_blocks(tensor):
                 running.add(pool.submit(write, tensor, start, first, last))
@@ -114,11 +121,9 @@ def _write_blocks(
         _report(running, on_bytes)
 
 
-def _report(done: Any, on_bytes: Callable[[int], None] | None) -> None:
+def _report(done: Iterable[Future[int]], on_bytes: Callable[[int], None]) -> None:
     for future in done:
-        written = future.result()
-        if on_bytes is not None:
-            on_bytes(written)
+        on_bytes(future.result())
 
 
 def _row_blocks(tensor: NewTensor) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,6 @@ acceptance length at k drafts is 1 + p + … + p^k. Logit margins are huge: this
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from .config import ModelConfig
 from .errors import CheckpointError
 from .layout import Role, TensorSpec, checkpoint_tensors
+from .new_directory import new_directory
 from .random_weights import NormalBits, from_bf16, to_bf16
 from .shapes import fp8_config, read_shape
 from .shard_writer import NewTensor, write_shards
@@ -79,35 +79,16 @@ def write_structured_checkpoint(
     Streams tensor by tensor: memory is the embedding table (2·V·H bytes) plus a few blocks. The directory appears
     under its name only when complete. on_bytes(done, total) reports progress. Raises CheckpointError.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"{out} already exists", "choose another --out, or remove it first")
     raw = read_shape(shape)
     config = ModelConfig.from_dict(raw)
     raw = fp8_config(raw, config) if fp8 else raw
     cycle = TokenCycle.make(config.vocab_size, acceptance, seed)
     tensors = structured_tensors(config, cycle, seed=seed, fp8=fp8)
-    total = sum(tensor.n_bytes for tensor in tensors)
-    written = 0
-
-    def report(n_bytes: int) -> None:
-        nonlocal written
-        written += n_bytes
-        if on_bytes is not None:
-            on_bytes(written, total)
-
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
-        write_shards(partial, tensors, workers=workers or min(16, os.cpu_count() or 1), on_bytes=report)
+    with new_directory(out) as partial:
+        total = write_shards(partial, tensors, workers=workers or min(16, os.cpu_count() or 1), on_bytes=on_bytes)
         recipe = {"shape": shape, "acceptance": acceptance, "seed": seed, "fp8": fp8}
         for name, content in (("config.json", raw), ("structured.json", recipe)):
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return total
 
 
