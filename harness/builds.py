@@ -99,4 +99,5 @@ def _endpoint(spec: str) -> Build:
             f"{spec!r} names no server", "write endpoint:http://HOST:PORT or endpoint:http://HOST:PORT#MODEL_NAME"
         )
     config = BuildConfig(engine="endpoint", url=url.rstrip("/"), served_model=served_model or None)
-    return Build(name=f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname), config=config)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return Build(name=f"{parts.netloc.rpartition('@')[2]}{path}", config=config)

@@ -31,7 +31,7 @@ def test_a_file_s_own_model_wins_and_its_paths_start_at_the_file(tmp_path: Path)
     ("spec", "name", "url", "model"),
     [
         ("endpoint:http://127.0.0.1:8000", "127.0.0.1:8000", "http://127.0.0.1:8000", None),
-        ("endpoint:http://host:8000/v1/#org/m", "host:8000", "http://host:8000/v1", "org/m"),
+        ("endpoint:http://host:8000/x/v1/#org/m", "host:8000/x", "http://host:8000/x/v1", "org/m"),
         ("endpoint:https://api.example", "api.example", "https://api.example", None),
     ],
 )
