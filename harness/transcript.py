@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pydantic_core import from_json
+
 from .records import Usage
 from .sse import SseDecoder, SseEvent
 
@@ -33,11 +35,22 @@ class Transcript:
     """Everything read from one body. problem is the first thing that makes it unusable, in words, or None."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
     finish_reason: str | None = None
     prompt_ids: tuple[int, ...] | None = None  # as the server echoes them
     saw_done: bool = False
     problem: str | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """The server's own counts, the latest of each."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
 
 
 def read_transcript(pieces: Iterable[tuple[int, bytes]], *, is_whole: bool = True) -> Transcript:
@@ -73,7 +86,7 @@ def _read_event(transcript: Transcript, t_ns: int, event: SseEvent) -> None:
         transcript.saw_done = True
         return
     try:
-        value: object = json.loads(data)
+        value = _parse(data)
     except ValueError:
         _note(transcript, f"an event that is not JSON: {data[:80]!r}")
         return
@@ -88,6 +101,16 @@ def _read_event(transcript: Transcript, t_ns: int, event: SseEvent) -> None:
         _read_chunk(transcript, t_ns, value)
     except (TypeError, ValueError) as problem:
         _note(transcript, f"an event of an unknown shape ({problem}): {data[:80]!r}")
+
+
+def _parse(data: str) -> object:
+    """The faster parser is stricter (lone surrogates), so what it refuses goes to Python's own. Raises ValueError."""
+    try:
+        fast: object = from_json(data)
+    except ValueError:
+        slow: object = json.loads(data)
+        return slow
+    return fast
 
 
 def _read_chunk(transcript: Transcript, t_ns: int, value: Json) -> None:
@@ -132,15 +155,15 @@ def _read_usage(transcript: Transcript, raw: object) -> int | None:
         return None
     usage = _object(raw, "usage")
     details = _object(usage.get("prompt_tokens_details") or {}, "prompt_tokens_details")
-    before = transcript.usage
     completion = _count(usage.get("completion_tokens"))
     cached = _count(details.get("cached_tokens"))
     prompt = _count(usage.get("prompt_tokens"))
-    transcript.usage = Usage(
-        prompt_tokens=before.prompt_tokens if prompt is None else prompt,
-        completion_tokens=before.completion_tokens if completion is None else completion,
-        cached_tokens=before.cached_tokens if cached is None else max(cached, before.cached_tokens or 0),
-    )
+    if prompt is not None:
+        transcript.prompt_tokens = prompt
+    if completion is not None:
+        transcript.completion_tokens = completion
+    if cached is not None:
+        transcript.cached_tokens = max(cached, transcript.cached_tokens or 0)
     return completion
 
 
