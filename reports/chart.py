@@ -157,7 +157,7 @@ def _draw_axes(axes: Axes, table: SpeedTable) -> float:
 
 def _draw_datum(axes: Axes, table: SpeedTable, top: float) -> None:
     """The published promise as a chain line, labelled in the widest gap between depths."""
-    if top < DATUM_TOKENS_PER_SECOND:
+    if top < DATUM_TOKENS_PER_SECOND or all(cell.tpot is None for cell in table.cells.values()):
         return
     gaps = sorted(pairwise(table.depths), key=lambda gap: (-gap[1] / gap[0], gap))
     place = (gaps[0][0] * gaps[0][1]) ** 0.5 if gaps else table.depths[0]
@@ -198,14 +198,13 @@ def _depth_label(table: SpeedTable, depth: int) -> str:
 
 
 def _draw_reasons(axes: Axes, table: SpeedTable) -> None:
-    for place, column in enumerate(table.columns):
-        for depth in table.depths:
-            cell = table.cells.get((column.key, depth))
-            if cell is not None and cell.tpot is None:
-                axes.annotate(
-                    f"{column.label}: no speed", (depth, 0), xytext=(0, 5 + 11 * place), textcoords="offset points",
-                    ha="center", va="bottom", fontsize=7.5, color=MUTED, zorder=9,
-                )  # fmt: skip
+    """Where a build has no speed, the axis says so; the outermost labels lean inwards."""
+    for place, depth in enumerate(table.depths):
+        side = "left" if place == 0 else "right" if place == len(table.depths) - 1 else "center"
+        axes.annotate(
+            table.without_speed(depth), (depth, 0), xytext=(0, 5), textcoords="offset points", ha=side, va="bottom",
+            fontsize=7.5, color=MUTED, zorder=9,
+        )  # fmt: skip
 
 
 def _draw_key(figure: Figure, table: SpeedTable) -> None:

@@ -94,6 +94,18 @@ class SpeedTable:
         return self.columns[1:]
 
     @property
+    def subject(self) -> Column:
+        """Who the sheet is about: the first candidate, or the one build there is."""
+        return self.columns[min(1, len(self.columns) - 1)]
+
+    def without_speed(self, depth: int) -> str:
+        """Who has no speed at a depth, for a chart: "", "no speed" (nobody has), or "no speed: a, b"."""
+        labels = [cell.column.label for cell in self.cells.values() if cell.depth == depth and cell.tpot is None]
+        if not labels:
+            return ""
+        return "no speed" if len(labels) == len(self.columns) else f"no speed: {', '.join(labels)}"
+
+    @property
     def has_derived(self) -> bool:
         """True where some speed-up compares two sessions."""
         return any(each.is_derived and each.ratio is not None for each in self.speed_ups.values())

@@ -27,7 +27,7 @@ def title_block(runs: Sequence[SavedRun], table: SpeedTable, revision: str) -> T
     """Filled from the records; the same records have the same number in any order and on any machine."""
     environments = (run.manifest.environment for run in runs)
     hardware = dict.fromkeys(each.gpu_name or each.cpu_model for each in environments)
-    subject = table.columns[-1]
+    subject = table.subject
     cells = [cell for cell in table.cells.values() if cell.column is subject and cell.tpot is not None]
     return TitleBlock(
         headline=_headline(subject.label, cells),
@@ -68,7 +68,7 @@ def _summary(table: SpeedTable) -> str:
     text = f"One stream, greedy, {depths}."
     if not table.candidates:
         return text
-    speed_up = table.speed_ups[table.candidates[-1].key, None]
+    speed_up = table.speed_ups[table.subject.key, None]
     if speed_up.ratio is None:
         return text
     kind = "derived from two sessions" if speed_up.is_derived else "paired requests"

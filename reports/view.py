@@ -104,6 +104,7 @@ class View:
     y_ticks: tuple[Tick, ...]
     series: tuple[Series, ...]
     ratios: tuple[Ratio, ...]
+    missing: tuple[Tick, ...]  # "no speed" where a build has none
     datum_y: float | None
     datum_label_x: float
 
@@ -125,7 +126,8 @@ def view(table: SpeedTable, paper: Paper) -> View:
         y_ticks=tuple(Tick(y_of(speed), fmt.axis_number(speed)) for speed in _nice_ticks(top)),
         series=series,
         ratios=_ratios(table, series, paper),
-        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if top >= DATUM_TOKENS_PER_SECOND else None,
+        missing=tuple(Tick(xs[depth], text) for depth in table.depths if (text := table.without_speed(depth))),
+        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if speeds and top >= DATUM_TOKENS_PER_SECOND else None,
         datum_label_x=_widest_gap(list(xs.values()), paper),
     )
 

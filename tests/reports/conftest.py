@@ -1,8 +1,10 @@
 """Synthetic run directories: known step times, speculative steps of known sizes, text with markup, emoji and splits."""
 
 import json
+import os
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from kernarc.harness.records import (
     Usage,
 )
 from kernarc.harness.storage import RunDirectory
+from kernarc.reports.render import render_run
+from playwright.sync_api import Browser, sync_playwright
 
 DEPTHS = (128, 8192, 32768, 65536)
 STEP_MS = {"vllm": (27.9, 28.1, 46.3, 67.4), "kernarc": (20.1, 16.9, 15.3, 20.9)}
@@ -25,6 +29,11 @@ PIECES = (
     "def ", "merge", "(left", ", right", "):\n", "    ", "if ", "x < y", " && ", "</script>", "<b>bold</b>", "<!--",
     "\u2028", "'quoted'", '"', "naïve ", "日本", "語", "🚀", "👩‍", "💻", "\ufffd", "\\n", "return ", "0", ";", "\n",
     "<img src=x onerror=alert(1)>", "{{ 7*7 }}", "]]>", "\t", "…",
+)  # fmt: skip
+
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
 MakeRun = Callable[..., Path]
@@ -195,6 +204,27 @@ def make_run() -> MakeRun:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Headless Chromium, from KERNARC_CHROMIUM or the path; browser tests are skipped only where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("KERNARC_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("no Chromium: install Debian's chromium or set KERNARC_CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def full_page(full_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """index.html of the full run."""
+    folder = tmp_path_factory.mktemp("published")
+    render_run([full_run], folder)
+    return folder / "index.html"
 
 
 @pytest.fixture(scope="session")
