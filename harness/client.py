@@ -15,6 +15,7 @@ from .completion import ChatMessage, CompletionRequest, StreamOutcome
 from .connection import Connection
 from .reading import Reading, StreamLimits, read_answer
 from .records import StreamStatus, Usage
+from .request_bytes import OPTIONAL_FIELDS, completion_payload, http_post
 from .storage import now_utc
 from .stream_checks import events_are_steps, problems
 from .token_counts import TextTokenizer, count_tokens
@@ -23,8 +24,6 @@ from .transcript import error_message, read_transcript
 __all__ = ["ChatMessage", "CompletionRequest", "StreamLimits", "StreamOutcome", "StreamingClient"]
 
 BUSY_STATUSES = (429, 503)
-# Fields beyond OpenAI's own, in the order in which they are given up where a server refuses the request over them.
-OPTIONAL_FIELDS = ("continuous_usage_stats", "return_token_ids", "ignore_eos")
 
 
 @dataclass
@@ -68,8 +67,9 @@ class StreamingClient:
     def complete(self, request: CompletionRequest) -> StreamOutcome:
         """Sends one request and reads its stream to the end, to a limit or to a break."""
         refusals: list[str] = []
+        given_up_before = set(self._given_up)
         while True:
-            path, body = self._payload(request)
+            path, body = completion_payload(request, self._given_up)
             sent = self._exchange(path, body, request.depth)
             status = sent.reading.response.status
             if status is not None and status != 200 and sent.reading.problem is None:
@@ -80,6 +80,7 @@ class StreamingClient:
                     continue
                 if status in (400, 422) and self._give_up_a_field(message):
                     continue
+                self._given_up = given_up_before  # it was not those fields
                 return _void(sent, message, refusals)
             if sent.reading.problem is not None and not sent.reading.pieces:
                 return _void(sent, sent.reading.problem, refusals)
@@ -96,29 +97,6 @@ class StreamingClient:
             return None
         return answer
 
-    def _payload(self, request: CompletionRequest) -> tuple[str, bytes]:
-        stream_options: dict[str, object] = {"include_usage": True}
-        payload: dict[str, object] = {
-            "model": request.model,
-            "max_tokens": request.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": stream_options,
-        }
-        if request.seed is not None:
-            payload["seed"] = request.seed
-        if "continuous_usage_stats" not in self._given_up:
-            stream_options["continuous_usage_stats"] = True
-        if "return_token_ids" not in self._given_up:
-            payload["return_token_ids"] = True
-        if request.ignore_eos and "ignore_eos" not in self._given_up:
-            payload["ignore_eos"] = True
-        if request.messages:
-            payload["messages"] = [{"role": m.role, "content": m.content} for m in request.messages]
-            return "/v1/chat/completions", json.dumps(payload).encode()
-        payload["prompt"] = list(request.prompt_ids)
-        return "/v1/completions", json.dumps(payload).encode()
-
     def _give_up_a_field(self, message: str) -> bool:
         """Learns from a refusal that names an optional field; returns whether the request is worth another try."""
         for name in OPTIONAL_FIELDS:
@@ -131,6 +109,7 @@ class StreamingClient:
         """One request and its answer, on the kept connection where that is still good."""
         sent = _Sent(perf_counter_ns(), 0, now_utc())
         connection = self._connection
+        post = http_post(connection.host_header, connection.path + path, body, self._api_key)
         try:
             sent.connect_ns = connection.open_if_needed()
         except OSError as error:
@@ -140,7 +119,8 @@ class StreamingClient:
         with _quiet_process():
             sent.wall_utc = now_utc()
             try:
-                sent.sent_ns = connection.send(self._head(path, len(body)) + body)
+                sent.sent_ns, reconnect_ns = connection.send(post)
+                sent.connect_ns += reconnect_ns
             except OSError as error:
                 sent.sent_ns = sent.reading.ended_ns = perf_counter_ns()
                 sent.reading.problem = f"the connection broke while the request was sent: {error}"
@@ -155,25 +135,14 @@ class StreamingClient:
             connection.close()
         return sent
 
-    def _head(self, path: str, length: int) -> bytes:
-        lines = [
-            f"POST {self._connection.path}{path} HTTP/1.1",
-            f"Host: {self._connection.host_header}",
-            "Content-Type: application/json",
-            "Accept: text/event-stream",
-            "Accept-Encoding: identity",
-            f"Content-Length: {length}",
-        ]
-        if self._api_key:
-            lines.append(f"Authorization: Bearer {self._api_key}")
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
     def _judge(self, request: CompletionRequest, sent: _Sent, refusals: Sequence[str]) -> StreamOutcome:
         start_ns = thread_time_ns()
         reading = sent.reading
         transcript = read_transcript(reading.pieces, is_whole=reading.problem is None)
         if not transcript.chunks and reading.response.headers.get("content-type", "").startswith("application/json"):
             transcript.problem = f"the server did not stream: {error_message(reading.body)}"
+        if reading.response.headers.get("content-encoding", "identity") != "identity":
+            transcript.problem = "the server compressed the stream, which delays tokens by an unknown time"
         counts = count_tokens(transcript, self._tokenizer)
         reasons = problems(request, transcript, counts, self.limits, self._tokenizer)
         # A break or a limit explains more than what it left unfinished; the server's own words explain most.

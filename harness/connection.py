@@ -52,10 +52,23 @@ class Connection:
         self._socket = self._connect()
         return perf_counter_ns() - start_ns
 
-    def send(self, request: bytes) -> int:
-        """Hands the whole request to the socket; returns perf_counter_ns when its last byte was taken."""
-        self.socket.sendall(request)
-        return perf_counter_ns()
+    def send(self, request: bytes) -> tuple[int, int]:
+        """Returns perf_counter_ns when the last byte was taken, and the ns it took to connect anew, mostly 0.
+
+        A connection that does not even take the first byte is opened anew, once: the server has seen nothing.
+        """
+        reconnect_ns = 0
+        try:
+            taken = self.socket.send(request)
+        except OSError:
+            if self.is_tls:  # what a broken TLS connection has sent is not known
+                raise
+            self.close()
+            reconnect_ns = self.open_if_needed()
+            taken = 0
+        if taken < len(request):
+            self.socket.sendall(memoryview(request)[taken:])
+        return perf_counter_ns(), reconnect_ns
 
     def rest(self) -> None:
         """Marks the connection idle, to be used again."""

@@ -8,6 +8,8 @@ from typing import Protocol
 from .records import TokenEvent
 from .transcript import Chunk, Transcript
 
+_NO_CHARACTER = "\ufffd"
+
 
 class TextTokenizer(Protocol):
     """What the client needs of a tokenizer: ids to text and back, special tokens left out of the text."""
@@ -59,11 +61,14 @@ def count_tokens(transcript: Transcript, tokenizer: TextTokenizer | None = None)
 def text_problem(events: Sequence[TokenEvent], tokenizer: TextTokenizer) -> str | None:
     """Why the streamed text is not the text of the streamed ids; None where they agree.
 
-    A server may hold an unfinished character back for ever, so replacement characters at the end are not compared.
+    Bytes that are no character are not compared: a server may hold them back. Where the ids begin with such, they may
+    end the prompt's last character, which the server then shows and the ids alone do not.
     """
-    streamed = "".join(event.text for event in events).rstrip("\ufffd")
-    decoded = tokenizer.decode([token for event in events for token in event.token_ids]).rstrip("\ufffd")
-    if streamed == decoded:
+    streamed = "".join(event.text for event in events).replace(_NO_CHARACTER, "")
+    decoded = tokenizer.decode([token for event in events for token in event.token_ids])
+    begins_inside_a_character = decoded.startswith(_NO_CHARACTER)
+    decoded = decoded.replace(_NO_CHARACTER, "")
+    if streamed == decoded or (begins_inside_a_character and streamed[1:] == decoded):
         return None
     at = next((i for i, (a, b) in enumerate(zip(streamed, decoded, strict=False)) if a != b), None)
     at = min(len(streamed), len(decoded)) if at is None else at

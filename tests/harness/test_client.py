@@ -11,6 +11,7 @@ import pytest
 from kernarc.harness.chat_prompt import fit_chat_prompt
 from kernarc.harness.client import CompletionRequest, StreamingClient, StreamLimits, StreamOutcome
 from kernarc.harness.conformance.process import ConformanceServer
+from kernarc.harness.connection import Connection
 from kernarc.harness.errors import ConfigError, VoidMeasurementError
 from kernarc.harness.records import StreamStatus
 
@@ -134,6 +135,36 @@ def test_a_connection_that_closes_in_the_face_of_a_request_is_void_and_not_asked
         asked = len(received)
     assert second.status is StreamStatus.VOID
     assert asked == 1
+
+
+def test_a_connection_that_takes_no_byte_is_opened_anew_and_the_request_sent_once() -> None:
+    with server_that(answers(GOOD), answers(GOOD)) as (url, received):
+        connection = Connection(url, connect_s=5.0, idle_reuse_s=60.0)
+        connection.open_if_needed()
+        connection.socket.shutdown(socket.SHUT_WR)  # from here on a send fails before its first byte
+        sent_ns, reconnect_ns = connection.send(b"POST / HTTP/1.1\r\n\r\n")
+        assert connection.socket.recv(100).startswith(b"HTTP/1.1 200")
+        connection.close()
+    assert reconnect_ns > 0
+    assert sent_ns > 0
+    assert received == [b"", b"POST / HTTP/1.1\r\n\r\n"]
+
+
+def test_a_compressed_stream_is_void() -> None:
+    with server_that(answers(GOOD.replace(b"OK\r\n", b"OK\r\nContent-Encoding: gzip\r\n"))) as (url, _):
+        assert "compressed" in (complete(url).void_reason or "")
+
+
+def test_a_refusal_over_something_else_gives_no_field_up() -> None:
+    message = b'{"error":{"message":"prompt too long; got return_token_ids, continuous_usage_stats and ignore_eos"}}'
+    refusal = b"HTTP/1.1 400 no\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(message), message)
+    with server_that(*[answers(refusal)] * 4, answers(GOOD)) as (url, received), StreamingClient(url) as client:
+        refused = client.complete(REQUEST)
+        good = client.complete(REQUEST)
+    assert "prompt too long" in (refused.void_reason or "")
+    assert good.status is StreamStatus.OK
+    assert b"return_token_ids" not in received[3]
+    assert b"return_token_ids" in received[4]
 
 
 def test_a_kept_connection_costs_nothing(conformance_server: ConformanceServer) -> None:

@@ -177,6 +177,22 @@ def test_text_and_ids_must_agree() -> None:
     assert text_problem(events[:1], Letters()) is None
 
 
+@pytest.mark.parametrize(
+    ("decoded", "streamed", "agree"),
+    [
+        ("a\ufffdb\ufffd", "ab", True),
+        ("\ufffd\ufffdb", "éb", True),
+        ("\ufffdb", "éxb", False),
+        ("ab", "éab", False),
+        ("a b", "ab", False),
+    ],
+    ids=["held-back", "ends-the-prompts-character", "more-than-a-character", "no-character-open", "lost-space"],
+)
+def test_bytes_that_are_no_character_are_not_compared(decoded: str, streamed: str, agree: bool) -> None:
+    events = (TokenEvent(t_ns=0, token_ids=tuple(map(ord, decoded)), text=streamed),)
+    assert (text_problem(events, Letters()) is None) is agree
+
+
 @given(st.lists(st.integers(0, 5), max_size=80), st.integers(1, 32), st.integers(4, 40))
 def test_a_loop_that_is_most_of_the_output_is_found(before: list[int], period: int, repeats: int) -> None:
     looped = [100 + i for i in range(period)] * repeats
