@@ -100,12 +100,16 @@ def _kind_of(path: Path) -> "type[ConfigModel]":
 
 
 def _check(path: Path, model: "ConfigModel") -> str:
-    """Beyond the schema: the builds that a bench names exist. Returns what it is."""
-    from .harness.builds import resolve_builds
-    from .harness.config import BenchConfig
+    """Beyond the schema: every build that a bench names has a configuration of its own. Returns what it is."""
+    from .harness.builds import resolve_build
+    from .harness.config import BenchConfig, BuildConfig
+    from .harness.configfile import load
 
-    if isinstance(model, BenchConfig):
-        builds = resolve_builds(model.builds, model.model)
-        resolve_builds(model.builds_without_vllm, model.model)
-        return f"{path}: a bench of {', '.join(build.name for build in builds)} at {len(model.depths)} depths"
-    return f"{path}: a {model.folder.removesuffix('s')}"
+    if not isinstance(model, BenchConfig):
+        return f"{path}: a {model.folder.removesuffix('s')}"
+    for spec in (*model.builds, *model.builds_without_vllm):
+        if spec.startswith(("endpoint:", "git:")):
+            resolve_build(spec)
+        else:
+            load(spec, BuildConfig)  # not resolved: the variables of its paths may be another machine's
+    return f"{path}: a bench of {', '.join(model.builds)} at {len(model.depths)} depths"

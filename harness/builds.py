@@ -1,5 +1,7 @@
 """A build: one engine on one model, resolved from a name, a YAML file, `git:REF` or `endpoint:URL`."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -56,11 +58,13 @@ def build_from_config(
     """A build of a checked configuration; relative paths in it start at `relative_to`."""
     if config.engine == "endpoint":
         return Build(name=name, config=config)
-    model = config.model or default_model or ModelSource(synth="tiny")
-    if config.model is not None and relative_to is not None:
-        model = _absolute(model, relative_to)
     folder = relative_to or Path.cwd()
-    pythonpath = tuple(str((folder / Path(entry).expanduser()).resolve()) for entry in config.pythonpath)
+    model = config.model or default_model or ModelSource(synth="tiny")
+    if config.model is not None:
+        model = _absolute(model, folder, name)
+    if config.python is not None:
+        config = config.model_copy(update={"python": _interpreter(config.python, folder, name)})
+    pythonpath = tuple(_path(entry, folder, name) for entry in config.pythonpath)
     return Build(name=name, config=config, model_source=model, pythonpath=pythonpath)
 
 
@@ -79,12 +83,34 @@ def resolve_builds(specs: Sequence[str], default_model: ModelSource | None = Non
     return tuple(builds)
 
 
-def _absolute(model: ModelSource, folder: Path) -> ModelSource:
+def _absolute(model: ModelSource, folder: Path, build: str) -> ModelSource:
     if model.path is not None:
-        return model.model_copy(update={"path": str((folder / Path(model.path).expanduser()).resolve())})
+        return model.model_copy(update={"path": _path(model.path, folder, build)})
     if model.synth is not None and ("/" in model.synth or model.synth.endswith(".json")):
-        return model.model_copy(update={"synth": str((folder / Path(model.synth).expanduser()).resolve())})
+        return model.model_copy(update={"synth": _path(model.synth, folder, build)})
     return model
+
+
+def _interpreter(python: str, folder: Path, build: str) -> str:
+    """A command on the search path stays one; a path is made absolute without following links (a venv is one)."""
+    if "/" not in python and "$" not in python:
+        return python
+    return os.path.abspath(folder / Path(_expanded(python, build)).expanduser())
+
+
+def _path(entry: str, folder: Path, build: str) -> str:
+    """Absolute, from the build's own folder; ~ and $VARIABLE are filled in."""
+    return str((folder / Path(_expanded(entry, build)).expanduser()).resolve())
+
+
+def _expanded(entry: str, build: str) -> str:
+    missing = [name for name in re.findall(r"\$\{?(\w+)", entry) if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{build}: {entry!r} needs the environment variable {missing[0]}, which is not set",
+            f"export {missing[0]}=… and run it again",
+        )
+    return os.path.expandvars(entry)
 
 
 def _endpoint(spec: str) -> Build:

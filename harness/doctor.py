@@ -144,16 +144,25 @@ def _memory(model: Path | None, gpu: Gpu | None) -> Iterator[Finding]:
     needed = round(size.stored_bytes * GPU_OVERHEAD) if gpu else size.weights * CPU_BYTES_PER_WEIGHT
     place = "GPU memory" if gpu else "memory"
     tokenizer = "with" if Checkpoint(model).tokenizer_json else "without"
-    detail = (
-        f"{size.weights / 1e9:.2f} billion weights, {size.stored_bytes / GIB:.1f} GiB stored, {tokenizer} a tokenizer"
-    )
+    detail = f"{_count(size.weights)} weights, {_size(size.stored_bytes)} stored, {tokenizer} a tokenizer"
     if free is not None and needed > free:
         step = "use a smaller model, or a machine with more memory"
-        yield Finding(f"model {model}", State.BAD, f"{detail}; needs about {needed / GIB:.1f} GiB of {place}", step)
+        yield Finding(f"model {model}", State.BAD, f"{detail}; needs about {_size(needed)} of {place}", step)
     else:
         fits_twice = free is not None and 2 * needed <= free
         together = "" if fits_twice else "two builds only one after the other: residency: alternate"
-        yield Finding(f"model {model}", State.FINE, f"{detail}; fits in {place} ({needed / GIB:.1f} GiB)", together)
+        yield Finding(f"model {model}", State.FINE, f"{detail}; fits in {place} ({_size(needed)})", together)
+
+
+def _count(weights: int) -> str:
+    for size, name in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
+        if weights >= size:
+            return f"{weights / size:.3g} {name}"
+    return str(weights)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / 2**20:.1f} MiB"
 
 
 def _disk(name: str, folder: Path, wanted: int) -> Finding:

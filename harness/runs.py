@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .builds import Build
 from .checkpoints import Checkpoint, ensure_checkpoint
+from .engines.endpoint import connect
 from .engines.registry import engine_of
 from .environment import git_state, read_environment
 from .errors import ConfigError, KernarcError, RecordError
@@ -55,6 +56,9 @@ class Run:
             raise ConfigError(
                 f"{out} already holds a run", f"continue it with `--resume {out}`, or choose another --out"
             )
+        for build in plan.builds:
+            if build.engine == "endpoint":
+                connect(build)  # a server that is not there should not leave a run behind
         checkpoints = _checkpoints(plan, observer)
         request_set = plan.request_set(list(checkpoints.values()))
         run = cls(plan, directory, checkpoints, request_set, observer)

@@ -1,7 +1,6 @@
 """Stock vLLM, in the environment that `engines install vllm` made or in the one a build names."""
 
 import json
-import os
 from pathlib import Path
 
 from ..errors import EngineError
@@ -37,13 +36,16 @@ class VllmEngine(Engine):
         return {**quiet, **cpu, **super().environment()}
 
     def version(self) -> str | None:
-        """Of the installation; None where the build brings its own interpreter."""
+        """Of the installation, or of the first vLLM on the build's own pythonpath; None where files do not tell."""
         installation = self._installation()
-        return installation.version if installation is not None else None
+        if installation is not None:
+            return installation.version
+        found = (path for entry in self.build.pythonpath for path in sorted(Path(entry).glob("vllm-*.dist-info")))
+        return next((path.name.removeprefix("vllm-").removesuffix(".dist-info") for path in found), None)
 
     def _python(self) -> str:
         if self.build.config.python is not None:
-            return os.path.expanduser(self.build.config.python)
+            return self.build.config.python
         installation = self._installation()
         if installation is None:
             raise EngineError("vLLM is not installed", INSTALL_HINT)

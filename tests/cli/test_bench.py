@@ -126,6 +126,7 @@ def test_what_a_newcomer_gets_wrong(arguments: list[str], code: int, said: str, 
     assert said in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_a_run_is_not_overwritten(fake_build: Path, tmp_path: Path) -> None:

@@ -58,3 +58,24 @@ def test_one_build_twice_gets_two_names() -> None:
         "kernarc-2",
         "kernarc-3",
     ]
+
+
+def test_variables_in_paths_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "host.yaml"
+    path.write_text("engine: vllm\npython: python3\npythonpath: [$SOME_SITE]\nmodel: {path: $SOME_SITE/model}\n")
+    monkeypatch.delenv("SOME_SITE", raising=False)
+    with pytest.raises(ConfigError, match=r"host: .*needs the environment variable SOME_SITE"):
+        resolve_build(str(path))
+    monkeypatch.setenv("SOME_SITE", "/site")
+    build = resolve_build(str(path))
+    assert build.pythonpath == ("/site",)
+    assert build.model_source == ModelSource(path="/site/model")
+    assert build.config.python == "python3"
+
+
+def test_an_interpreter_of_a_venv_keeps_its_link(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "python").symlink_to("/usr/bin/env")
+    path = tmp_path / "mine.yaml"
+    path.write_text("engine: kernarc\npython: venv/python\n")
+    assert resolve_build(str(path)).config.python == str(tmp_path / "venv" / "python")
