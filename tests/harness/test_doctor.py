@@ -59,7 +59,7 @@ def test_a_model_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
     small = findings(write_checkpoint(tmp_path / "small", 8000))["model"]
     assert small.state is State.FINE
     assert "8 thousand weights" in small.detail
-    large = findings(write_checkpoint(tmp_path / "large", 10**13))["model"]
+    large = findings(write_checkpoint(tmp_path / "large", 10**12))["model"]
     assert large.state is State.BAD
     assert "machine with more memory" in large.next_step
 
