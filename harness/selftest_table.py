@@ -7,7 +7,7 @@ from .selftest_rows import CaseRow, Figures, SelftestReport, TimingRow
 
 def case_line(row: CaseRow) -> str:
     """One line: verdict, case, truth and measured side by side."""
-    return f"{_verdict(row)} {row.case:26} {_figures(row.truth):36} {_figures(row.measured):36}{_tries(row)}".rstrip()
+    return f"{_verdict(row)} {row.case:26} {_figures(row.truth):37} | {_figures(row.measured)}{_tries(row)}".rstrip()
 
 
 def timing_line(row: TimingRow) -> str:
@@ -19,7 +19,11 @@ def timing_line(row: TimingRow) -> str:
     ).rstrip()
 
 
-CASE_HEAD = f"     {'case':26} {'truth':36} measured"
+_FIGURES_HEAD = f"{'tokens':>6} {'1st token':>10} {'ms/token':>9} {'ms/step':>9}"
+CASE_HEADS = (
+    f"     {'':26} {'truth':37} | measured",
+    f"     {'case':26} {_FIGURES_HEAD} | {_FIGURES_HEAD}",
+)
 TIMING_HEAD = (
     f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'jitter':>9} {'TPOT off':>9} "
     f"{'µs/step':>9}"
@@ -29,7 +33,7 @@ TIMING_HEAD = (
 def lines(report: SelftestReport) -> Iterator[str]:
     """The whole report, mismatches spelt out, the verdict last."""
     if report.cases:
-        yield CASE_HEAD
+        yield from CASE_HEADS
         for row in report.cases:
             yield case_line(row)
             yield from (f"       {row.says}: {mismatch}" for mismatch in row.mismatches)
@@ -60,16 +64,13 @@ def _summary(report: SelftestReport) -> str:
 
 def _figures(figures: Figures) -> str:
     if not figures.is_usable:
-        return f"void: {figures.void_reason or ''}"[:36]
-    parts = [f"{figures.tokens} tok"]
-    for name, value in (("first", figures.ttft_ms), ("tok", figures.tpot_ms), ("step", figures.step_ms)):
-        if value is not None:
-            parts.append(f"{value:.1f}" if name == "first" else f"{value:.3f}/{name}")
-    return " ".join(parts)
+        return f"void: {figures.void_reason or ''}"
+    times = (_known(figures.ttft_ms, "10.1f"), _known(figures.tpot_ms, "9.3f"), _known(figures.step_ms, "9.3f"))
+    return f"{figures.tokens:>6} {' '.join(times)}"
 
 
 def _known(value: float | None, form: str = "9.3f") -> str:
-    return f"{'–':>9}" if value is None else f"{value:{form}}"
+    return f"{value:{form}}" if value is not None else f"{'–':>{form.lstrip('+').partition('.')[0]}}"
 
 
 def _verdict(row: CaseRow | TimingRow) -> str:
