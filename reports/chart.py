@@ -1,6 +1,7 @@
 """speed.svg and speed.png: decode speed against context depth. The same table gives the same bytes."""
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from . import format as fmt
+from .labels import Spot, place
 from .tables import Column, SpeedTable
 
 DATUM_TOKENS_PER_SECOND = 100.0
 INK, MUTED, GRID, PAPER = "#14202b", "#5b6873", "#dfe4e8", "#ffffff"
 PAPER_BOX = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # a label is never crossed by a line
-LABEL_ROOM = 0.12  # of the axis: a baseline point lower than this has its label above it
+FIGURE_INCHES = (7.2, 4.8)
+AXES_BOX = (0.085, 0.2, 0.885, 0.64)  # left, bottom, width, height in parts of the figure
+AXES_POINTS = (FIGURE_INCHES[0] * AXES_BOX[2] * 72, FIGURE_INCHES[1] * AXES_BOX[3] * 72)
+VALUE_POINTS = 9.5
+SIDES = {"start": "left", "middle": "center", "end": "right"}
 RC: dict[Any, Any] = {
     "svg.hashsalt": "kernarc-gate",
     "svg.fonttype": "path",  # glyphs as outlines: no reader's font can change the drawing
@@ -93,10 +99,11 @@ def drawing_style() -> Iterator[None]:
 @contextmanager
 def _drawn(table: SpeedTable) -> Iterator[Figure]:
     with drawing_style():
-        figure = Figure(figsize=(7.2, 4.8), layout=None, facecolor=PAPER)
-        axes = figure.add_axes((0.085, 0.2, 0.885, 0.68))
+        figure = Figure(figsize=FIGURE_INCHES, layout=None, facecolor=PAPER)
+        axes = figure.add_axes(AXES_BOX)
         top = _draw_axes(axes, table)
         _draw_columns(axes, table)
+        _draw_values(axes, table)
         _draw_datum(axes, table, top)
         _draw_dimension_lines(axes, table, top)
         _draw_reasons(axes, table)
@@ -107,30 +114,47 @@ def _drawn(table: SpeedTable) -> Iterator[Figure]:
 def _draw_columns(axes: Axes, table: SpeedTable) -> None:
     for order, column in enumerate(table.columns):
         stroke = stroke_of(table, column)
-        points = [
-            (depth, cell.tokens_per_second, cell.tokens_per_second_interval)
-            for depth in table.depths
-            if (cell := table.cells.get((column.key, depth))) is not None and cell.tokens_per_second is not None
-        ]
-        face = stroke.colour if stroke.is_filled else PAPER
-        depths, speeds = [p[0] for p in points], [p[1] for p in points]
+        cells = [cell for cell in table.cells.values() if cell.column is column and cell.tokens_per_second is not None]
         axes.plot(
-            depths, speeds, color=stroke.colour, linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker,
-            markersize=6.5, markerfacecolor=face, markeredgecolor=stroke.colour, markeredgewidth=1.5, zorder=4 + order,
+            [cell.depth for cell in cells], [cell.tokens_per_second or 0.0 for cell in cells], color=stroke.colour,
+            linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker, markersize=6.5,
+            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgecolor=stroke.colour,
+            markeredgewidth=1.5, zorder=10 + order, label=column.label,
         )  # fmt: skip
-        for depth, speed, interval in points:
-            if interval is not None and speed is not None:
+        for cell in cells:
+            speed, interval = cell.tokens_per_second or 0.0, cell.tokens_per_second_interval
+            if interval is not None:
                 axes.errorbar(
-                    [depth], [speed], yerr=[[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]],
-                    color=stroke.colour, elinewidth=1.2, capsize=4, capthick=1.2, fmt="none", zorder=3 + order,
+                    [cell.depth], [speed], yerr=[[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]],
+                    color=stroke.colour, elinewidth=1.2, capsize=4, capthick=1.2, fmt="none", zorder=9,
                 )  # fmt: skip
-            is_above = stroke.is_filled or (speed or 0.0) < LABEL_ROOM * axes.get_ylim()[1]
-            axes.annotate(
-                fmt.tokens_per_second(speed), (depth, speed or 0.0), xytext=(0, 10 if is_above else -10),
-                textcoords="offset points", ha="center", va="bottom" if is_above else "top", fontsize=9.5,
-                color=stroke.colour if stroke.is_filled else MUTED, bbox=PAPER_BOX,
-                fontweight="bold" if stroke.is_filled else "normal", zorder=8,
-            )  # fmt: skip
+
+
+def _draw_values(axes: Axes, table: SpeedTable) -> None:
+    """Every speed beside its mark, placed in points from the top left of the axes."""
+    shown = [(cell, cell.tokens_per_second) for cell in table.cells.values() if cell.tokens_per_second is not None]
+    low, high = (math.log2(end) for end in axes.get_xlim())
+    top = axes.get_ylim()[1]
+    spots = [
+        Spot(
+            x=(math.log2(cell.depth) - low) / (high - low) * AXES_POINTS[0],
+            y=(1 - speed / top) * AXES_POINTS[1],
+            width=len(fmt.tokens_per_second(speed)) * VALUE_POINTS * 0.68,
+        )
+        for cell, speed in shown
+    ]
+    bounds = (-20.0, -20.0, AXES_POINTS[0] + 15, AXES_POINTS[1])
+    placements = place(spots, height=VALUE_POINTS * 1.3, bounds=bounds)
+    for (cell, speed), spot, placement in zip(shown, spots, placements, strict=True):
+        if placement is None:
+            continue
+        stroke = stroke_of(table, cell.column)
+        axes.annotate(
+            fmt.tokens_per_second(speed), (cell.depth, speed), xytext=(placement.x - spot.x, spot.y - placement.y),
+            textcoords="offset points", ha=SIDES[placement.anchor], va="center_baseline", fontsize=VALUE_POINTS,
+            color=stroke.colour if stroke.is_filled else MUTED, fontweight="bold" if stroke.is_filled else "normal",
+            bbox=PAPER_BOX, zorder=20,
+        )  # fmt: skip
 
 
 def _draw_axes(axes: Axes, table: SpeedTable) -> float:
@@ -199,8 +223,8 @@ def _depth_label(table: SpeedTable, depth: int) -> str:
 
 def _draw_reasons(axes: Axes, table: SpeedTable) -> None:
     """Where a build has no speed, the axis says so; the outermost labels lean inwards."""
-    for place, depth in enumerate(table.depths):
-        side = "left" if place == 0 else "right" if place == len(table.depths) - 1 else "center"
+    for index, depth in enumerate(table.depths):
+        side = "left" if index == 0 else "right" if index == len(table.depths) - 1 else "center"
         axes.annotate(
             table.without_speed(depth), (depth, 0), xytext=(0, 5), textcoords="offset points", ha=side, va="bottom",
             fontsize=7.5, color=MUTED, zorder=9,
@@ -208,21 +232,14 @@ def _draw_reasons(axes: Axes, table: SpeedTable) -> None:
 
 
 def _draw_key(figure: Figure, table: SpeedTable) -> None:
-    axes = figure.axes[0]
-    handles = []
-    for column in table.columns:
-        stroke = stroke_of(table, column)
-        (handle,) = axes.plot(
-            [], [], color=stroke.colour, linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker, markersize=6.5,
-            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.5, label=column.label,
-        )  # fmt: skip
-        handles.append(handle)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.text(0.03, 0.95, "Decode tok/s, one stream", fontsize=11, fontweight="bold", va="center")
     figure.legend(
-        handles=list(reversed(handles)), loc="upper right", bbox_to_anchor=(0.975, 0.985), ncols=len(handles),
-        frameon=False, fontsize=9.5, handlelength=2.6, columnspacing=1.8, labelcolor=INK,
+        handles, labels, loc="upper left", bbox_to_anchor=(0.02, 0.93), ncols=min(len(labels), 4), frameon=False,
+        fontsize=9.5, handlelength=2.6, columnspacing=1.8, labelcolor=INK, borderaxespad=0, borderpad=0.4,
     )  # fmt: skip
-    figure.text(0.03, 0.945, "Decode tok/s, one stream", fontsize=11, fontweight="bold", va="center")
-    about = [f"bars: 95 % interval of the median; × speed-up over {table.baseline.label}"]
-    if table.has_derived:
-        about.append("* derived from different sessions")
-    figure.text(0.97, 0.018, "; ".join(about), fontsize=7.5, color=MUTED, ha="right", va="bottom")
+    about = "bars: 95 % interval of the median"
+    if len(table.candidates) == 1 and table.speed_ups[table.subject.key, None].ratio is not None:
+        about += f"; ×: speed-up over {table.baseline.label}"
+        about += ", * derived from two sessions" if table.has_derived else ""
+    figure.text(0.97, 0.018, about, fontsize=7.5, color=MUTED, ha="right", va="bottom")

@@ -7,15 +7,17 @@ from itertools import pairwise
 
 from . import format as fmt
 from .chart import DATUM_TOKENS_PER_SECOND
+from .labels import Placement, Spot, place
 from .tables import SpeedCell, SpeedTable
 
 NICE_STEPS = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 HEADROOM = 1.14
+LABEL_HEIGHT = 16.0
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The drawing area in SVG units; label_gap: depths nearer than this push their labels apart."""
+    """The drawing area in SVG units. label_gap: nearer depths share one dimension line; character: width of a digit."""
 
     name: str
     width: int
@@ -25,6 +27,7 @@ class Paper:
     top: int
     bottom: int
     label_gap: int
+    character: float
 
     @property
     def x_end(self) -> int:
@@ -37,8 +40,8 @@ class Paper:
         return self.height - self.bottom
 
 
-WIDE = Paper("wide", 1040, 430, 52, 48, 28, 62, 56)
-NARROW = Paper("narrow", 360, 380, 36, 38, 28, 58, 46)
+WIDE = Paper("wide", 1040, 430, 52, 48, 28, 62, 56, 9.2)
+NARROW = Paper("narrow", 360, 380, 36, 38, 28, 58, 46, 7.4)
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,7 @@ class Point:
     y_low: float | None
     y_high: float | None
     label: str
-    label_y: float
-    anchor: str
+    placement: Placement | None  # None where there is no room; the readout and the table have the value
     description: str
     depth: int
     series: int
@@ -119,7 +121,7 @@ def view(table: SpeedTable, paper: Paper) -> View:
     def y_of(speed: float) -> float:
         return paper.y_end - speed / top * (paper.y_end - paper.top)
 
-    series = tuple(_series(table, index, xs, y_of(0) - y_of(1), paper) for index in range(len(table.columns)))
+    series = _all_series(table, xs, y_of(0) - y_of(1), paper)
     return View(
         paper=paper,
         x_ticks=tuple(Tick(xs[depth], fmt.depth_short(depth)) for depth in table.depths),
@@ -167,45 +169,27 @@ def _depth_positions(depths: Sequence[int], paper: Paper) -> dict[int, float]:
     return {depth: paper.left + inset + (math.log2(depth) - low) * scale for depth in depths}
 
 
-def _series(table: SpeedTable, index: int, xs: dict[int, float], y_scale: float, paper: Paper) -> Series:
-    column = table.columns[index]
-    is_baseline = index == 0 and len(table.columns) > 1
-    points = []
-    for depth in table.depths:
-        cell = table.cells.get((column.key, depth))
-        if cell is None or cell.tokens_per_second is None:
-            continue
-        y = paper.y_end - cell.tokens_per_second * y_scale
+def _all_series(table: SpeedTable, xs: dict[int, float], y_scale: float, paper: Paper) -> tuple[Series, ...]:
+    shown = [
+        (index, cell, xs[depth], paper.y_end - cell.tokens_per_second * y_scale)
+        for index, column in enumerate(table.columns)
+        for depth in table.depths
+        if (cell := table.cells.get((column.key, depth))) is not None and cell.tokens_per_second is not None
+    ]
+    labels = [fmt.tokens_per_second(cell.tokens_per_second) for _, cell, _, _ in shown]
+    spots = [Spot(x, y, len(label) * paper.character) for (_, _, x, y), label in zip(shown, labels, strict=True)]
+    bounds = (float(paper.left), 0.0, float(paper.width), float(paper.y_end))
+    placements = place(spots, height=LABEL_HEIGHT, bounds=bounds)
+    points: dict[int, list[Point]] = {}
+    for (index, cell, x, y), label, placement in zip(shown, labels, placements, strict=True):
         interval = cell.tokens_per_second_interval
-        is_below = is_baseline and paper.y_end - y > 34
-        points.append(
-            Point(
-                x=xs[depth],
-                y=y,
-                y_low=None if interval is None else paper.y_end - interval[0] * y_scale,
-                y_high=None if interval is None else paper.y_end - interval[1] * y_scale,
-                label=fmt.tokens_per_second(cell.tokens_per_second),
-                label_y=y + 23 if is_below else y - 14,
-                anchor=_anchor(depth, xs, paper.label_gap),
-                description=describe(cell),
-                depth=depth,
-                series=index,
-            )
-        )
-    return Series(index, column.label, is_baseline, tuple(points))
-
-
-def _anchor(depth: int, xs: dict[int, float], gap: int) -> str:
-    """Labels of crowded depths lean outwards."""
-    places = list(xs)
-    index = places.index(depth)
-    is_near_next = index + 1 < len(places) and xs[places[index + 1]] - xs[depth] < gap
-    is_near_previous = index > 0 and xs[depth] - xs[places[index - 1]] < gap
-    if is_near_next and not is_near_previous:
-        return "end"
-    if is_near_previous and not is_near_next:
-        return "start"
-    return "middle"
+        low, high = (None, None) if interval is None else (paper.y_end - end * y_scale for end in interval)
+        points.setdefault(index, []).append(Point(x, y, low, high, label, placement, describe(cell), cell.depth, index))
+    is_pair = len(table.columns) > 1
+    return tuple(
+        Series(index, column.label, is_pair and index == 0, tuple(points.get(index, ())))
+        for index, column in enumerate(table.columns)
+    )
 
 
 def _ratios(table: SpeedTable, series: Sequence[Series], paper: Paper) -> tuple[Ratio, ...]:

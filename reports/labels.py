@@ -1,0 +1,77 @@
+"""Where the values of a chart stand, so that no label covers another or a mark. Both charts place theirs here."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MARK = 8.0  # half the side of the square that a mark keeps free
+GAP = 9.0  # from a point to the near edge of its label
+LEAN = 7.0  # how far a leaning label reaches over its point on the short side
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom; y grows downwards
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point that wants a label of this width."""
+
+    x: float
+    y: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The label's anchor point (its vertical centre) and how it is anchored: start, middle or end."""
+
+    x: float
+    y: float
+    anchor: str
+
+
+def place(spots: Sequence[Spot], *, height: float, bounds: Box) -> list[Placement | None]:
+    """A place for every label, None where there is no free one; the highest point of a depth chooses first.
+
+    At each x the highest label stands above its point, the lowest below, those between wherever there is room.
+    """
+    taken = [_mark(spot) for spot in spots]
+    placements: list[Placement | None] = [None] * len(spots)
+    for index in sorted(range(len(spots)), key=lambda each: (spots[each].y, spots[each].x)):
+        spot = spots[index]
+        others = [box for box in taken if box != _mark(spot)]
+        for placement, box in _choices(spot, height, _rank(spot, spots)):
+            if _inside(box, bounds) and not any(_overlap(box, other) for other in others):
+                placements[index] = placement
+                taken.append(box)
+                break
+    return placements
+
+
+def _rank(spot: Spot, spots: Sequence[Spot]) -> str:
+    """Highest, lowest or between, among the points of this x."""
+    heights = sorted(other.y for other in spots if other.x == spot.x)
+    if spot.y == heights[0]:
+        return "highest"
+    return "lowest" if spot.y == heights[-1] else "between"
+
+
+def _choices(spot: Spot, height: float, rank: str) -> Iterator[tuple[Placement, Box]]:
+    above, below = spot.y - GAP - height / 2, spot.y + GAP + height / 2
+    beside = [(spot.x + MARK + 4, spot.y, "start"), (spot.x - MARK - 4, spot.y, "end")]
+    over = [(spot.x, above, "middle"), (spot.x + LEAN, above, "end"), (spot.x - LEAN, above, "start")]
+    under = [(spot.x, below, "middle"), (spot.x + LEAN, below, "end"), (spot.x - LEAN, below, "start")]
+    order = {"highest": over + beside + under, "lowest": under + beside + over, "between": under + over + beside}
+    for x, y, anchor in order[rank]:
+        left = x - {"start": 0.0, "middle": spot.width / 2, "end": spot.width}[anchor]
+        yield Placement(x, y, anchor), (left, y - height / 2, left + spot.width, y + height / 2)
+
+
+def _mark(spot: Spot) -> Box:
+    return (spot.x - MARK, spot.y - MARK, spot.x + MARK, spot.y + MARK)
+
+
+def _inside(box: Box, bounds: Box) -> bool:
+    return box[0] >= bounds[0] and box[1] >= bounds[1] and box[2] <= bounds[2] and box[3] <= bounds[3]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

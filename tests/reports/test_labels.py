@@ -1,0 +1,43 @@
+"""Labels: none over another or over a mark, whatever the points; inside the drawing."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kernarc.reports.labels import MARK, Placement, Spot, place
+
+HEIGHT = 16.0
+BOUNDS = (0.0, 0.0, 400.0, 300.0)
+
+points = st.lists(
+    st.tuples(st.sampled_from([30.0, 200.0, 240.0, 262.0]), st.integers(20, 280)), min_size=1, max_size=12, unique=True
+)
+
+
+def box(spot: Spot, placement: Placement) -> tuple[float, float, float, float]:
+    left = placement.x - {"start": 0, "middle": spot.width / 2, "end": spot.width}[placement.anchor]
+    return left, placement.y - HEIGHT / 2, left + spot.width, placement.y + HEIGHT / 2
+
+
+def overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+@given(points)
+def test_placed_labels_cover_nothing(found: list[tuple[float, int]]) -> None:
+    spots = [Spot(x, float(y), 46.0) for x, y in found]
+    placed = place(spots, height=HEIGHT, bounds=BOUNDS)
+    boxes = [box(spot, each) for spot, each in zip(spots, placed, strict=True) if each is not None]
+    for index, one in enumerate(boxes):
+        assert BOUNDS[0] <= one[0] <= one[2] <= BOUNDS[2]
+        assert BOUNDS[1] <= one[1] <= one[3] <= BOUNDS[3]
+        assert not any(overlap(one, other) for other in boxes[index + 1 :])
+        for spot in spots:
+            mark = (spot.x - MARK, spot.y - MARK, spot.x + MARK, spot.y + MARK)
+            assert not overlap(one, mark)
+
+
+def test_of_two_builds_the_faster_is_labelled_above_and_the_slower_below() -> None:
+    above, below = place([Spot(200, 120, 46), Spot(200, 100, 46)], height=HEIGHT, bounds=BOUNDS)[::-1]
+    assert above is not None
+    assert below is not None
+    assert above.y < 100
+    assert below.y > 120
