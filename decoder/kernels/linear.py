@@ -1,0 +1,286 @@
+"""Linear layers at 1..16 rows from streamed FP8 or bf16 weights: the launcher of linear.cu and its plain twin.
+
+y = x Wᵀ with W [N, K] in e4m3 with one multiplying scale a 128×128 block, or in bf16. The kernel reads every weight
+byte once, fuses the RMSNorm before and the SwiGLU, residual addition or argmax after, and gives the same bits for a row
+whatever rows ride along.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import DecoderError
+from .nvrtc import CudaKernel, kernel
+from .packing import BLOCK, PackedLinear, unpack
+
+THREADS = 512
+X_SCALE = 1 / 16  # keeps un-normalised activations up to a million inside fp16; a power of two, so exact
+STAGE_BYTES = 16 * 1024
+MAX_ROWS = 16
+SOURCE = Path(__file__).with_name("linear.cu")
+SHARED_LIMIT_BYTES = 227 * 1024  # a CTA on sm_90; 163 KiB on sm_80
+_X_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+
+
+class Epilogue(IntEnum):
+    """What happens to a finished output element."""
+
+    STORE = 0
+    RESIDUAL = 1
+    SWIGLU = 2
+    ARGMAX = 3
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm before the product: h·rsqrt(Σ h_sumsq / K + eps)·(1 + weight), of which x is h·(1 + weight)·X_SCALE.
+
+    h_sumsq: fp32 [M, K/32], sums of squares of 32 columns of the residual stream h.
+    """
+
+    h_sumsq: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Where a RESIDUAL product goes: stream fp32 [M, N] += y; sumsq fp32 [M, N/32] and x fp16 [M, N] feed the next
+    Norm, as it describes them.
+
+    next_norm: bf16 [N], the weight of the norm that follows.
+    """
+
+    stream: Tensor
+    sumsq: Tensor
+    x: Tensor
+    next_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch shared by a device's linear layers, which run one after the other. counters are zero between calls."""
+
+    scratch: Tensor
+    counters: Tensor
+    processors: int
+
+    @classmethod
+    def for_layers(cls, layers: list[PackedLinear], device: torch.device) -> "Workspace":
+        """Allocate once for the largest of `layers`."""
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        floats = max(layer.tiles * slots(layer, processors) for layer in layers) * MAX_ROWS * 128
+        return cls(
+            torch.zeros(floats + processors * MAX_ROWS * 2, dtype=torch.float32, device=device),
+            torch.zeros(max(layer.tiles for layer in layers) + 1, dtype=torch.int32, device=device),
+            processors,
+        )
+
+
+def linear_reference(x: Tensor, packed: PackedLinear) -> Tensor:
+    """Plain twin: x [M, K] → fp32 [M, N]."""
+    return x.float() @ unpack(packed).T
+
+
+def linear(
+    x: Tensor,
+    packed: PackedLinear,
+    workspace: Workspace,
+    *,
+    epilogue: Epilogue = Epilogue.STORE,
+    out: Tensor | None = None,
+    norm: Norm | None = None,
+    residual: Residual | None = None,
+    overlap: bool = True,
+) -> Tensor:
+    """x [M ≤ 16, K] (fp16, bf16 or fp32; fp16 as Norm describes it with norm) → by epilogue:
+
+    STORE: out [M, N] (fp16, bf16 or fp32; fp16 by default). RESIDUAL: residual's stream, sums of squares and next x.
+    SWIGLU: fp16 [M, N/2] = silu(gate)·up of interleaved weights. ARGMAX: int64 [M], the lowest id on a tie.
+    Nothing is allocated when out or residual is given. overlap: start while the previous kernel ends (sm_90).
+    """
+    _check(x, packed, norm, epilogue)
+    if residual is not None:
+        out = residual.x
+    elif out is None:
+        out = _empty_output(x, packed, epilogue)
+    arch = _arch(x.device)
+    variant = Variant(_X_TYPES[x.dtype], norm is not None, epilogue, _X_TYPES.get(out.dtype, 0))
+    shape = _shape(packed, x.shape[0], workspace.processors, arch)
+    _kernel(shape, variant, arch).launch(
+        shape.ctas,
+        THREADS,
+        _arguments(x, packed, workspace, out, norm, residual),
+        torch.cuda.current_stream(x.device).cuda_stream,
+        overlap=overlap and arch >= 90,
+    )
+    return out
+
+
+def _check(x: Tensor, packed: PackedLinear, norm: Norm | None, epilogue: Epilogue) -> None:
+    if not 1 <= x.shape[0] <= MAX_ROWS or x.shape[1] != packed.k or not x.is_contiguous():
+        raise DecoderError(f"linear: x {tuple(x.shape)} against K = {packed.k}", "1 to 16 contiguous rows")
+    if norm is not None and x.dtype != torch.float16:
+        raise DecoderError(f"linear: x of a fused norm is {x.dtype}", "pass fp16, as Norm describes it")
+    if (norm is not None and packed.k % 32) or (epilogue == Epilogue.RESIDUAL and packed.n % 32):
+        raise DecoderError(f"linear: sums of squares need widths of 32, not {packed.n}×{packed.k}", "use --device cpu")
+    if (epilogue == Epilogue.SWIGLU) != packed.interleaved:
+        raise DecoderError("linear: SWIGLU goes with interleaved weights", "pack gate and up with interleave=True")
+
+
+def _empty_output(x: Tensor, packed: PackedLinear, epilogue: Epilogue) -> Tensor:
+    if epilogue == Epilogue.ARGMAX:
+        return torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+    width = packed.n // 2 if epilogue == Epilogue.SWIGLU else packed.n
+    return torch.empty(x.shape[0], width, dtype=torch.float16, device=x.device)
+
+
+class _Arguments(ctypes.Structure):
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("scale_rows", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("x_sumsq", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("out_sumsq", ctypes.c_void_p),
+        ("next_norm", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("counters", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
+def _arguments(
+    x: Tensor, packed: PackedLinear, workspace: Workspace, out: Tensor, norm: Norm | None, residual: Residual | None
+) -> _Arguments:
+    tensors = [packed.weights, packed.scales, packed.scale_rows, x, norm.h_sumsq if norm else None, out]
+    tensors += [residual.stream, residual.sumsq, residual.next_norm] if residual else [None, None, None]
+    tensors += [workspace.scratch, workspace.counters]
+    return _Arguments(*(None if t is None else t.data_ptr() for t in tensors), norm.eps if norm else 0.0)
+
+
+@cache
+def _arch(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which of the kernel's forms: types by number (0 fp16, 1 bf16, 2 fp32)."""
+
+    x_type: int
+    has_norm: bool
+    epilogue: Epilogue
+    out_type: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything of a call that is a compile-time constant besides its variant."""
+
+    n: int
+    k: int
+    tiles: int
+    chunks: int  # a tile
+    m: int
+    ctas: int
+    slots: int
+    is_fp8: bool
+    scale_mode: int
+    shared_limit_bytes: int
+
+    @property
+    def fixed_shared_bytes(self) -> int:
+        """Shared memory besides the ring: partial sums, and the columns of x and the scales that a CTA needs."""
+        share = -(-self.tiles * self.chunks // self.ctas)
+        sums, x = 4 * self.m * 128 * 4, min(share, self.chunks) * (256 if self.is_fp8 else 128) * self.m
+        scales = share * (1, 2, 16)[self.scale_mode] * 4 if self.is_fp8 else 0
+        return sums + x + scales
+
+    @property
+    def ctas_per_processor(self) -> int:
+        """Two, so that the next kernel's prologue fits beside this one, unless the ring would be too short."""
+        return 2 if (self.shared_limit_bytes // 2 - self.fixed_shared_bytes) // STAGE_BYTES >= 3 else 1
+
+    @property
+    def depth(self) -> int:
+        """Stages of the ring."""
+        room = self.shared_limit_bytes // self.ctas_per_processor - 1024 - self.fixed_shared_bytes
+        return max(2, min(8, room // STAGE_BYTES))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a CTA asks for."""
+        return self.depth * STAGE_BYTES + self.fixed_shared_bytes
+
+    def definitions(self, variant: Variant) -> dict[str, int]:
+        """The compile-time constants of linear.cu."""
+        return {
+            "N": self.n,
+            "K": self.k,
+            "TILES": self.tiles,
+            "CHUNKS": self.chunks,
+            "KB": -(-self.k // BLOCK),
+            "M": self.m,
+            "CTAS": self.ctas,
+            "SLOTS": self.slots,
+            "FP8": int(self.is_fp8),
+            "SCALES": self.scale_mode,
+            "X_TYPE": variant.x_type,
+            "NORM": int(variant.has_norm),
+            "EPILOGUE": int(variant.epilogue),
+            "OUT_TYPE": variant.out_type,
+            "DEPTH": self.depth,
+            "MIN_CTAS": self.ctas_per_processor,
+        }
+
+
+def _shape(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
+    total = packed.tiles * packed.chunks
+    ctas = min(processors, total)
+    if (total + 1) * ctas >= 2**32:
+        raise DecoderError(f"linear: {packed.n}×{packed.k} is too large", "index arithmetic is 32 bits wide")
+    limit = SHARED_LIMIT_BYTES if arch >= 90 else 163 * 1024
+    shape = Shape(
+        packed.n,
+        packed.k,
+        packed.tiles,
+        packed.chunks,
+        m,
+        ctas,
+        slots(packed, processors),
+        packed.is_fp8,
+        packed.scale_mode,
+        limit,
+    )
+    if shape.shared_bytes > limit:
+        raise DecoderError(
+            f"linear: {m} rows of {packed.k} columns need {shape.shared_bytes} B of shared memory on sm_{arch}, not {limit}",
+            "use fewer draft tokens",
+        )
+    return shape
+
+
+def slots(packed: PackedLinear, processors: int) -> int:
+    """The most CTAs that share one tile."""
+    return _slots(packed.tiles, packed.chunks, min(processors, packed.tiles * packed.chunks))
+
+
+@cache
+def _slots(tiles: int, chunks: int, ctas: int) -> int:
+    def cta_of(chunk: int) -> int:
+        return ((chunk + 1) * ctas - 1) // (tiles * chunks)
+
+    return max(cta_of((tile + 1) * chunks - 1) - cta_of(tile * chunks) + 1 for tile in range(tiles))
+
+
+@cache
+def _kernel(shape: Shape, variant: Variant, arch: int) -> CudaKernel:
+    return kernel(SOURCE, "linear", arch, shape.shared_bytes, tuple(sorted(shape.definitions(variant).items())))
