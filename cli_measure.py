@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .harness.errors import KernarcError
+from .harness.errors import ConfigError, KernarcError
 
 
 def comma_list(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -68,6 +68,11 @@ def bench(
         if resume is not None:
             _refuse_with_resume(builds, out, model_path, changes)
             run = Run.resume(resume, display)
+            if run.plan.kind != "bench":
+                raise ConfigError(
+                    f"{resume} is a {run.plan.kind} run",
+                    f"continue it with `kernarc-gate {run.plan.kind} --resume {resume}`",
+                )
         else:
             prepared = _prepare(config_name, builds, model_path, changes)
             if prepared.remark:

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from .. import __version__
 from .cachefolder import cache_folder
@@ -18,6 +21,8 @@ from .errors import ConfigError
 WHOLE_FILE_BYTES = 64 * 2**20
 SAMPLES = 16
 SAMPLE_BYTES = 2**20
+TELL_EVERY_S = 10.0
+_MAKING = ".making-"
 
 Notify = Callable[[str], None]
 
@@ -109,19 +114,15 @@ def synthetic_folder(source: ModelSource) -> Path:
 
 def _make(source: ModelSource, path: Path, notify: Notify) -> None:
     """Runs `model synth` into a folder beside, renamed when whole, so that a killed one is never taken for a model."""
-    unfinished = path.with_name(f"{path.name}.making-{os.getpid()}")
-    shutil.rmtree(unfinished, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    unfinished = path.with_name(f"{path.name}{_MAKING}{os.getpid()}")
     command = [sys.executable, "-m", "kernarc.cli", "model", "synth", "--shape", str(source.synth)]
     command += ["--acceptance", str(source.acceptance), "--out", str(unfinished)]
     command += ["--fp8"] if source.fp8 else []
     notify(f"making the structured checkpoint {path} (once)")
     try:
-        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-        if result.returncode != 0:
-            raise ConfigError(
-                f"`model synth` failed:\n{result.stderr.strip()[-2000:]}", "the command was: " + " ".join(command)
-            )
+        _run_and_tell(command, unfinished, notify)
         try:
             unfinished.rename(path)
         except OSError:
@@ -129,6 +130,36 @@ def _make(source: ModelSource, path: Path, notify: Notify) -> None:
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _run_and_tell(command: list[str], folder: Path, notify: Notify) -> None:
+    """Waits for the command, telling now and then how much it has written."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
+    ):
+        while True:
+            try:
+                code = process.wait(TELL_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+                notify(f"{written / 1e9:.1f} GB written")
+            except BaseException:
+                process.kill()
+                raise
+        if code != 0:
+            errors.seek(0)
+            said = errors.read().strip()[-2000:]
+            raise ConfigError(f"`model synth` failed:\n{said}", f"the command was: {' '.join(command)}")
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a killed process left half made; one that still runs keeps its folder."""
+    for folder in path.parent.glob(f"{path.name}{_MAKING}*"):
+        pid = folder.name.rpartition("-")[2]
+        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:

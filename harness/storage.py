@@ -61,7 +61,7 @@ class RunDirectory:
         if self.manifest_path.exists():
             raise ConfigError(
                 f"{self.path} already holds a run",
-                f"continue it with `kernarc-gate bench --resume {self.path}`, or choose another --out",
+                f"continue it with `--resume {self.path}`, or choose another --out",
             )
         with _clear_disk_errors(self.path):
             self.logs_path.mkdir(parents=True, exist_ok=True)
@@ -272,7 +272,7 @@ def _clear_disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             message = f"no space left to write {path}"
-            hint = "nothing recorded is lost: free some space, then continue with `kernarc-gate bench --resume`"
+            hint = "nothing recorded is lost: free some space, then continue with --resume"
         else:
             message = f"cannot write {path}: {error.strerror or error}"
             hint = "check that the folder exists and that you may write to it"

@@ -89,6 +89,11 @@ class Engine(ABC):
         self, model: Path, log_path: Path, limits: LimitsConfig, on_starting: OnStarting | None = None
     ) -> RunningEngine:
         """Starts the engine and waits until it answers. EngineError where it ends first or takes too long."""
+        for entry in self.build.pythonpath:
+            if not Path(entry).exists():
+                raise EngineError(
+                    f"{self.build.name}: its code is no longer at {entry}", "measure again from its source"
+                )
         port = free_port()
         started = time.monotonic()
         process = EngineProcess(self.build.name, self.command(model, port), self.environment(), log_path)
