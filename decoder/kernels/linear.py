@@ -262,7 +262,7 @@ def _shape(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
     )
     if shape.shared_bytes > limit:
         raise DecoderError(
-            f"linear: {m} rows of {packed.k} columns need {shape.shared_bytes} B of shared memory; sm_{arch} has {limit}",
+            f"linear: {m} rows of {packed.k} columns need {shape.shared_bytes} B shared memory; sm_{arch} has {limit}",
             "use fewer draft tokens",
         )
     return shape
