@@ -63,6 +63,7 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99),
         tpot_error=tpot_error,
         process_us_per_step=outcome.process_ns / 1000 / max(1, len(outcome.events)),
+        bare_recv_us_per_step=played.bare_recv_ns / 1000 / max(1, len(truth.events)),
         passed=not wrong and not late,
         attempts=attempt,
         mismatches=(*wrong, *late),

@@ -2,16 +2,20 @@
 
 import random
 from dataclasses import dataclass
-from time import sleep
+from socket import create_connection
+from time import perf_counter_ns, sleep, thread_time_ns
+from urllib.parse import urlsplit
 
 from .chat_prompt import fit_chat_prompt
 from .client import StreamingClient
 from .completion import ChatMessage, CompletionRequest, StreamOutcome
 from .conformance.case import Case
+from .conformance.cases import TIMING
 from .conformance.process import ConformanceServer
 from .conformance.truth import Truth
 from .errors import VoidMeasurementError
-from .reading import StreamLimits
+from .reading import RECV_BYTES, StreamLimits
+from .request_bytes import completion_payload, http_post
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Played:
     request: CompletionRequest
     outcomes: tuple[StreamOutcome, ...]
     truths: tuple[Truth, ...]
+    bare_recv_ns: int = 0
 
 
 def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
@@ -40,7 +45,20 @@ def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
             if number:
                 sleep(case.pause_s)
             outcomes.append(client.complete(request))
-    return Played(request, tuple(outcomes), tuple(server.new_truths()))
+    truths = tuple(server.new_truths())
+    return Played(request, tuple(outcomes), truths, _bare_recv_ns(server, request) if case in TIMING else 0)
+
+
+def _bare_recv_ns(server: ConformanceServer, request: CompletionRequest) -> int:
+    """CPU time of a thread that receives the request's stream, stamps each piece and does nothing else."""
+    path, body = completion_payload(request, ())
+    url = urlsplit(server.url(request.model))
+    with create_connection((url.hostname or "", url.port or 0)) as connection:
+        connection.sendall(http_post(url.netloc, url.path + path, body, None))
+        start_ns = thread_time_ns()
+        while not connection.recv(RECV_BYTES).endswith(b"0\r\n\r\n"):
+            perf_counter_ns()
+        return thread_time_ns() - start_ns
 
 
 def _request(client: StreamingClient, case: Case, attempt: int) -> CompletionRequest:

@@ -42,7 +42,8 @@ class TimingRow:
     p99_error_ms: float | None
     server_jitter_p99_ms: float | None
     tpot_error: float | None  # as a fraction of the truth
-    process_us_per_step: float  # CPU time of the client's thread, reading and parsing
+    process_us_per_step: float  # CPU time of the client's thread: kernel, reading and parsing
+    bare_recv_us_per_step: float  # of a thread that only receives the same stream: the kernel's share
     passed: bool
     attempts: int
     mismatches: tuple[str, ...] = ()

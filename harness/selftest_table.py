@@ -15,7 +15,8 @@ def timing_line(row: TimingRow) -> str:
     return (
         f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
         f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.server_jitter_p99_ms)} "
-        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f}{_tries(row)}"
+        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f} {row.bare_recv_us_per_step:>9.1f}"
+        f"{_tries(row)}"
     ).rstrip()
 
 
@@ -26,7 +27,7 @@ CASE_HEADS = (
 )
 TIMING_HEAD = (
     f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'jitter':>9} {'TPOT off':>9} "
-    f"{'µs/step':>9}"
+    f"{'µs/step':>9} {'bare recv':>9}"
 )
 
 
@@ -39,7 +40,8 @@ def lines(report: SelftestReport) -> Iterator[str]:
             yield from (f"       {row.says}: {mismatch}" for mismatch in row.mismatches)
     if report.timing:
         yield ""
-        yield "How late this client's stamps are (the server's 99 % jitter and this process's CPU time beside it):"
+        yield "How late this client's stamps are; the server's own jitter (99 %); and what a step costs this process in CPU"
+        yield "time, beside what a thread that only receives the same stream pays:"
         yield TIMING_HEAD
         for timing in report.timing:
             yield timing_line(timing)
