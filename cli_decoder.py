@@ -105,7 +105,7 @@ def synth(shape: str, acceptance: float, fp8: bool, seed: int, out: Path, as_jso
 @click.argument("model_dir", metavar="DIR", type=DIRECTORY)
 @click.option("--depths", metavar="N,N,…", help="[default: 128,8192,32768,65536 as far as the window goes]")
 @click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
-@click.option("--bandwidth", "tb_per_s", type=click.FloatRange(0, min_open=True), metavar="TB/S", help="Floor in ms.")
+@click.option("--bandwidth", "tb_per_s", type=click.FloatRange(min=1e-3), metavar="TB/S", help="Floor in ms.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def info(
     model_dir: Path, depths: str | None, num_speculative_tokens: int, tb_per_s: float | None, as_json: bool

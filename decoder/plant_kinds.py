@@ -25,7 +25,7 @@ PLANTS: dict[str, PlantKind] = {
     "drop_token": PlantKind("each token is left out with this probability", 0, 1, 0.01),
     "truncate": PlantKind("the output ends after so many tokens", 1, 1e9, 16),
     "sampled": PlantKind("tokens are sampled at this temperature, not greedy", 0.0, 100.0, 1.0),
-    "wrong_scale": PlantKind("one 128×128 block of one linear is multiplied by this", -1e6, 1e6, 64.0),
+    "wrong_scale": PlantKind("one 128×128 block of one linear is multiplied by this", -1e6, 1e6, 1024.0),
     "nan": PlantKind("so many weights are NaN", 1, 1e6, 1),
     "stale_kv": PlantKind("beyond this position, keys and values are those of 64 tokens before", 64, 1e9, 512),
     "shifted_position": PlantKind("decoded tokens are rotated to a position this far off", 1, 1e6, 1),
