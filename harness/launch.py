@@ -9,7 +9,7 @@ from .builds import Build
 from .checkpoints import Checkpoint
 from .client import CompletionRequest, StreamingClient, StreamOutcome
 from .config import MeasurementConfig
-from .engines.base import Engine, RunningEngine, cache_hits
+from .engines.base import Engine, RunningEngine, cache_hits, verify_steps
 from .engines.endpoint import api_key, connect
 from .engines.registry import engine_of
 from .environment import sample, void_reason
@@ -33,8 +33,8 @@ class _Arm:
     build: Build
     engine: RunningEngine
     client: StreamingClient
-    counters_before: dict[str, float] = field(default_factory=dict)
-    counters_after: dict[str, float] = field(default_factory=dict)
+    counters_before: dict[str, float] = field(default_factory=dict)  # of the first measured stream
+    counters: dict[str, float] = field(default_factory=dict)  # as last read
     samples: list[EnvironmentSample] = field(default_factory=list)
 
 
@@ -78,8 +78,6 @@ class Launch:
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
                     self._directory.append(record)
                     on_stream(record)
-                for arm in arms.values():
-                    arm.counters_after = arm.engine.counters()
             except BaseException:
                 with suppress(StorageError):  # a full disk must not hide what went wrong
                     self._record(arms.values(), launch)
@@ -110,7 +108,7 @@ class Launch:
             api_key=api_key(build),
         )
         stack.callback(client.close)
-        return _Arm(build, engine, client)
+        return _Arm(build, engine, client, counters=engine.counters())
 
     def _engine(self, build: Build) -> Engine:
         return engine_of(build, self._plan.max_context)
@@ -126,16 +124,26 @@ class Launch:
             slot = Slot(number, WARMUP_BLOCK, arm.build.name, request.depth, request.request_id)
             self._observer.warming_up(arm.build.name, launch, request.depth)
             self._directory.append(self._measure_slot(arm, slot, launch, request))
-        arm.counters_before = arm.engine.counters()
+        arm.counters_before = arm.counters
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
         before = sample(self._gpu)
         outcome = arm.client.complete(self._completion(arm, request))
         after = sample(self._gpu)
         arm.samples += [before, after]
+        counters_before, arm.counters = arm.counters, arm.engine.counters()
         rules = self._plan.measurement.void_rules
-        reason = outcome.void_reason or self._length_problem(outcome) or void_reason([before, after], rules)
+        reason = (
+            outcome.void_reason
+            or self._length_problem(outcome)
+            or _cache_problem(counters_before, arm.counters)
+            or void_reason([before, after], rules)
+        )
+        steps = verify_steps(counters_before, arm.counters)
+        is_merged = steps is not None and steps > len(outcome.events) - 1  # the server sent some steps as one event
         record = _stream_record(arm.build, slot, launch, request, outcome, reason, self._plan.measurement)
+        if is_merged:
+            record = record.model_copy(update={"events_are_steps": False})
         if reason is not None:
             self._raise_if_dead(arm, record)
         return record
@@ -172,8 +180,8 @@ class Launch:
                 ready_s=arm.engine.ready_s,
                 samples=tuple(arm.samples),
                 server_counters_before=arm.counters_before,
-                server_counters_after=arm.counters_after,
-                void_reason=_cache_reason(arm),
+                server_counters_after=arm.counters,
+                void_reason=_cache_problem(arm.counters_before, arm.counters),
             )
             for arm in arms
         ]
@@ -181,11 +189,9 @@ class Launch:
         self._directory.update_manifest(launch_records=(*existing, *records))
 
 
-def _cache_reason(arm: _Arm) -> str | None:
-    hits = cache_hits(arm.counters_before, arm.counters_after)
-    if hits == 0:
-        return None
-    return f"the server's counters show {hits:g} prompt tokens taken from its cache"
+def _cache_problem(before: Mapping[str, float], after: Mapping[str, float]) -> str | None:
+    hits = cache_hits(before, after)
+    return None if hits == 0 else f"the server's counters show {hits:g} prompt tokens taken from its cache"
 
 
 def _stream_record(

@@ -23,6 +23,8 @@ COUNTERS = re.compile(
 )
 CACHE_HITS = re.compile(r"(prefix_cache_hits|cached_tokens)(_total)?$")
 
+VERIFY_STEPS = re.compile(r"(spec_decode_num_drafts|kernarc_drafts)(_total)?$")
+
 OnStarting = Callable[[float, str], None]  # seconds so far, the log's last line
 
 
@@ -163,3 +165,9 @@ def parse_counters(text: str) -> dict[str, float]:
 def cache_hits(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     """Prompt tokens the server took from a cache between two readings of its counters."""
     return sum(value - before.get(name, 0.0) for name, value in after.items() if CACHE_HITS.search(name))
+
+
+def verify_steps(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Steps with drafts that the server made between two readings; None where it does not count them."""
+    counted = [value - before.get(name, 0.0) for name, value in after.items() if VERIFY_STEPS.search(name)]
+    return sum(counted) if counted else None

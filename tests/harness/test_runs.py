@@ -94,7 +94,16 @@ def void_reasons(build: Build, out: Path, **measurement: object) -> tuple[list[S
 def test_counters_that_show_cache_hits_void_the_launch(fake_build: MakeBuild, tmp_path: Path) -> None:
     streams, reasons = void_reasons(fake_build("a", "--cached-prompt-tokens", "16"), tmp_path / "run")
     assert all(stream.status is StreamStatus.VOID for stream in streams)
-    assert reasons == {"the server's counters show 64 prompt tokens taken from its cache"}, "4 requests, no warm-ups"
+    assert reasons == {"the server's counters show 16 prompt tokens taken from its cache"}
+    (launch,) = RunDirectory(tmp_path / "run").manifest().launch_records
+    assert launch.void_reason == "the server's counters show 64 prompt tokens taken from its cache", "4, no warm-ups"
+
+
+def test_steps_that_came_together_leave_the_step_time_unknown(fake_build: MakeBuild, tmp_path: Path) -> None:
+    streams, reasons = void_reasons(fake_build("a", "--unseen-steps", "1"), tmp_path / "merged", depths=(20,))
+    assert reasons == {None}
+    assert [step_ms(stream) for stream in streams] == [None, None]
+    assert all(tpot_ms(stream) for stream in streams)
 
 
 def test_a_prompt_count_that_is_off_voids(fake_build: MakeBuild, tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--die-at-request", type=int, default=-1)
     parser.add_argument("--die-once", type=Path, help="die only where this file does not exist yet")
     parser.add_argument("--cached-prompt-tokens", type=int, default=0, help="counted at /metrics only")
+    parser.add_argument("--unseen-steps", type=int, default=0, help="counted at /metrics beyond the events sent")
     parser.add_argument("--stop-early", type=int, default=0)
+    parser.add_argument("--wrong-token-at", type=int, default=-1, help="output position of one wrong id")
     parser.add_argument("--prompt-tokens-off-by", type=int, default=0)
     parser.add_argument("--stray-child", action="store_true", help="start a process in a session of its own")
     parser.add_argument("--ignore-sigterm", action="store_true")
@@ -42,7 +44,7 @@ def say(line: str) -> None:
 
 
 ARGS = parse()
-STATE = {"requests": 0, "hits": 0}
+STATE = {"requests": 0, "hits": 0, "drafts": 0}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,9 +54,10 @@ class Handler(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
+        drafts, hits = STATE["drafts"], STATE["hits"]
         body = {
             "/v1/models": json.dumps({"data": [{"id": "fake"}]}),
-            "/metrics": f'# HELP x y\nkernarc_drafts_total 0\nfake:prefix_cache_hits_total{{a="b"}} {STATE["hits"]}\n',
+            "/metrics": f'# HELP x y\nkernarc_drafts_total {drafts}\nfake:prefix_cache_hits_total{{a="b"}} {hits}\n',
         }.get(self.path, "")
         self.send_response(200 if body else 404)
         self.send_header("Content-Length", str(len(body)))
@@ -75,8 +78,9 @@ class Handler(BaseHTTPRequestHandler):
         while sent < total:
             ids = []
             while len(ids) <= (ARGS.num_speculative_tokens if sent else 0) and sent + len(ids) < total:
-                last = (7 * last + 3) % 97
+                last = (7 * last + 3 + (sent + len(ids) == ARGS.wrong_token_at)) % 97
                 ids.append(last)
+            STATE["drafts"] += 1 if sent else ARGS.unseen_steps
             sent += len(ids)
             deadline += ARGS.step_ms / 1000
             time.sleep(max(0.0, deadline - time.perf_counter()))
