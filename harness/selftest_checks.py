@@ -45,6 +45,7 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
     errors_ms = sorted(
         (event.t_ns - true.written_ns) / NS_PER_MS for event, true in zip(outcome.events, truth.events, strict=False)
     )
+    bare_ns = played.bare_recv_ns
     measured, true_tpot = tpot_ms(outcome), truth.tpot_ms
     tpot_error = measured / true_tpot - 1 if measured and true_tpot else None
     p99_ms = percentile(errors_ms, 0.99)
@@ -63,7 +64,7 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99),
         tpot_error=tpot_error,
         process_us_per_step=outcome.process_ns / 1000 / max(1, len(outcome.events)),
-        bare_recv_us_per_step=played.bare_recv_ns / 1000 / max(1, len(truth.events)),
+        bare_recv_us_per_step=None if bare_ns is None else bare_ns / 1000 / max(1, len(truth.events)),
         passed=not wrong and not late,
         attempts=attempt,
         mismatches=(*wrong, *late),

@@ -10,7 +10,7 @@ from .chat_prompt import fit_chat_prompt
 from .client import StreamingClient
 from .completion import ChatMessage, CompletionRequest, StreamOutcome
 from .conformance.case import Case
-from .conformance.cases import TIMING
+from .conformance.cases import DEEP_PROMPT_TOKENS, TIMING
 from .conformance.process import ConformanceServer
 from .conformance.truth import Truth
 from .errors import VoidMeasurementError
@@ -25,7 +25,7 @@ class Played:
     request: CompletionRequest
     outcomes: tuple[StreamOutcome, ...]
     truths: tuple[Truth, ...]
-    bare_recv_ns: int = 0
+    bare_recv_ns: int | None = None
 
 
 def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
@@ -46,7 +46,9 @@ def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
                 sleep(case.pause_s)
             outcomes.append(client.complete(request))
     truths = tuple(server.new_truths())
-    return Played(request, tuple(outcomes), truths, _bare_recv_ns(server, request) if case in TIMING else 0)
+    times_bare_recv = case in TIMING and case.prompt_tokens < DEEP_PROMPT_TOKENS
+    bare_recv_ns = _bare_recv_ns(server, request) if times_bare_recv else None
+    return Played(request, tuple(outcomes), truths, bare_recv_ns)
 
 
 def _bare_recv_ns(server: ConformanceServer, request: CompletionRequest) -> int:

@@ -43,7 +43,7 @@ class TimingRow:
     server_jitter_p99_ms: float | None
     tpot_error: float | None  # as a fraction of the truth
     process_us_per_step: float  # CPU time of the client's thread: kernel, reading and parsing
-    bare_recv_us_per_step: float  # of a thread that only receives the same stream: the kernel's share
+    bare_recv_us_per_step: float | None  # of a thread that only receives it: the kernel's share; not at depth
     passed: bool
     attempts: int
     mismatches: tuple[str, ...] = ()

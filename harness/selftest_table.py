@@ -15,7 +15,7 @@ def timing_line(row: TimingRow) -> str:
     return (
         f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
         f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.server_jitter_p99_ms)} "
-        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f} {row.bare_recv_us_per_step:>9.1f}"
+        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f} {_known(row.bare_recv_us_per_step, '9.1f')}"
         f"{_tries(row)}"
     ).rstrip()
 
@@ -40,8 +40,8 @@ def lines(report: SelftestReport) -> Iterator[str]:
             yield from (f"       {row.says}: {mismatch}" for mismatch in row.mismatches)
     if report.timing:
         yield ""
-        yield "How late this client's stamps are; the server's own jitter (99 %); and what a step costs this process in CPU"
-        yield "time, beside what a thread that only receives the same stream pays:"
+        yield "How late this client's stamps are; the server's own jitter (99 %); and what a step costs this process"
+        yield "in CPU time, beside what a thread that only receives the same stream pays:"
         yield TIMING_HEAD
         for timing in report.timing:
             yield timing_line(timing)

@@ -65,7 +65,7 @@ class Shape:
     tokens: int = 64
     ms_per_token: float = 2.0
     step_ms: float | None = None
-    first_token_ms: float = 5.0
+    first_token_ms: float = 20.0
     sizes: tuple[int, ...] = (1,)
     first_size: int | None = None
     flush_events: int = 1
