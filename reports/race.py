@@ -50,7 +50,7 @@ class Lane:
         if self.stream is None:
             return 0
         since = self.stream.events[-1].t_ns - 1_000_000_000
-        return sum(len(event.token_ids) for event in self.stream.events if event.t_ns > since)
+        return sum(event.num_tokens for event in self.stream.events if event.t_ns > since)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _lane_data(lane: Lane, most_events: int) -> Json:
         "median": fmt.milliseconds(tpot_ms(lane.stream)),
         "wait": _ticks((ttft_ms(lane.stream) or 0.0) * 1e6),
         "t": [_ticks(event.t_ns - first_ns) for event in events],
-        "n": [len(event.token_ids) for event in events],
+        "n": [event.num_tokens for event in events],
         "text": list(lane.pieces[:most_events]),
         "ids": lane.shows_ids,
         "cut": len(lane.stream.events) - len(events),

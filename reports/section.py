@@ -142,7 +142,7 @@ def _harvest(run: SavedRun, table: SpeedTable, column: Column, series: int) -> H
             continue
         for stream in ok_streams(run.cell_streams(column.build.name, depth)):
             if stream.events_are_steps:
-                counts.update(len(event.token_ids) for event in stream.events[1:])
+                counts.update(event.num_tokens for event in stream.events[1:])
     total = counts.total()
     if not total:
         return None
