@@ -13,7 +13,7 @@ COMMANDS = {
     "report": ("cli_report", "Render table, chart and page from saved records."),
     "history": ("cli_report", "List the runs of a folder and how speed moved."),
     "calibrate": ("cli_gate", "False alarms, coverage and the smallest effect the gate can see."),
-    "selftest": ("cli_selftest", "Measure this machine's client against a server of known speed."),
+    "selftest": ("cli_machine", "Measure this machine's client against a server of known speed."),
     "serve": ("cli_decoder", "Serve a checkpoint with the bundled decoder."),
     "generate": ("cli_decoder", "Continue a prompt with the bundled decoder."),
     "model": ("cli_decoder", "Make, inspect and quantise checkpoints."),

@@ -1,11 +1,11 @@
 """The client against a server of known token times: right on every case, and how late its stamps are here."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 from .conformance.case import Case
-from .conformance.cases import CASES, TIMING
+from .conformance.cases import CASES, DEEP_PROMPT_TOKENS, TIMING
 from .conformance.process import ConformanceServer
 from .errors import ConfigError
 from .selftest_checks import case_row, timing_row
@@ -13,6 +13,7 @@ from .selftest_play import play
 from .selftest_rows import CaseRow, SelftestReport, TimingRow
 
 MAX_ATTEMPTS = 3  # a case that misses by time alone is played again: other processes make single stamps late
+CASE_OVERHEAD_S = 0.1
 CHUNK_SIZES_SHOWN = (1, 2, 3, 4, 5, 8, 12, 16)
 
 
@@ -20,6 +21,19 @@ def default_cases() -> list[str]:
     """Every case; of the sixteen chunk sizes, eight."""
     hidden = {f"chunks-{size}" for size in range(1, 17) if size not in CHUNK_SIZES_SHOWN}
     return [name for name in CASES if name not in hidden]
+
+
+def seconds_to_play(names: Iterable[str]) -> float:
+    """How long these cases take at their own speed, without a second try."""
+    return sum(map(_seconds, (CASES[name] for name in names)))
+
+
+def _seconds(case: Case) -> float:
+    limit_s = min(case.first_token_limit_s, case.stall_limit_s, case.stream_limit_s)
+    last_ms = max((due_ms for *_, due_ms in case.shape.events(case.shape.tokens)), default=0.0)
+    once = last_ms / 1000 if case.void is None else min(last_ms / 1000, limit_s)
+    is_timed_twice = case in TIMING and case.prompt_tokens < DEEP_PROMPT_TOKENS
+    return (once + case.pause_s) * (case.requests + is_timed_twice) + CASE_OVERHEAD_S
 
 
 def run_selftest(

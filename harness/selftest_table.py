@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator
 
+from .conformance.cases import CASES
 from .selftest_rows import CaseRow, Figures, SelftestReport, TimingRow
+
+
+def case_list() -> Iterator[str]:
+    """Every case and what it plays."""
+    return (f"{case.name:26} {case.says}" for case in CASES.values())
 
 
 def case_line(row: CaseRow) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
-from kernarc.cli_selftest import selftest
+from kernarc.cli_machine import selftest
 from kernarc.harness.completion import CompletionRequest, StreamOutcome
 from kernarc.harness.conformance.cases import CASES
 from kernarc.harness.conformance.render import token_id, token_text
