@@ -36,7 +36,7 @@ def accept_kernel(
         target = tl.load(p_targets + i)
         tl.store(p_tokens + (length + 1 + i) % RING, target)
         tl.store(p_out + 1 + i, target)
-    tl.store(p_out, accepted.to(tl.int64))
+    tl.store(p_out, accepted)
     tl.store(p_positions + STATE_LENGTH, length)
     tl.store(p_positions + LENGTH, length + accepted + 1)
     if DRAFTS > 0:

@@ -1,12 +1,13 @@
 """Compile every Triton kernel at the 27B shapes for sm_80 and sm_90, without a GPU.
 
-`python -m kernarc.decoder.kernels.compile_check` prints one line a kernel, architecture and row count; exit code 1 when a
-kernel does not compile, wants more shared memory than the card has, or holds an fp8 type on sm_80.
+`python -m kernarc.decoder.kernels.compile_check` prints one line a kernel, architecture and row count; exit code 1
+when a kernel does not compile, wants more shared memory than the card has, or holds an fp8 type on sm_80.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from . import accept, embed, gdn_prefill, gdn_verify, norm, prefill, rope_qk, verify_attention
 from .launch import Launch, Prefetch
+from .linear import Residual
 
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 ROW_COUNTS = (1, 4, 9, 16)
@@ -89,9 +91,10 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     positions, tokens = _empty(8, dtype=torch.int32), _empty(32, dtype=int64)
     residual, embedding = _empty(rows, width, dtype=fp32), _empty(1000, width, dtype=bf16)
     gain = _empty(width, dtype=bf16)
+    sumsq, x = _empty(rows, width // 32, dtype=fp32), _empty(rows, width)
     embed.embed_rows(
-        tokens, positions, embedding, residual, _empty(rows, width // 32, dtype=fp32),
-        last_draft=_empty(1, dtype=int64), launch=plain,
+        tokens, positions, embedding, Residual(residual, sumsq, x, gain), last_draft=_empty(1, dtype=int64),
+        launch=plain,
     )  # fmt: skip
     embed.mtp_input(
         tokens, positions, embedding, _empty(32, width), gain, gain, 1e-6, _empty(rows, 2 * width), residual,
@@ -99,12 +102,12 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     )  # fmt: skip
     norm.rms_norm(residual, gain, 1e-6, _empty(rows, width), ring=_empty(32, width), positions=positions, launch=ahead)
     weights = gdn_verify.GdnWeights(
-        gain, _empty(heads, width, dtype=bf16), _empty(heads, width, dtype=bf16), _empty(heads, dtype=fp32),
+        _empty(heads, width, dtype=bf16), _empty(heads, width, dtype=bf16), _empty(heads, dtype=fp32),
         _empty(heads, dtype=fp32), _empty(channels, 4, dtype=fp32), _empty(128, dtype=bf16),
     )  # fmt: skip
     cache = gdn_verify.GdnCache.allocate(heads, 128, 128, channels, torch.float16, torch.device("meta"))
     gdn_verify.gdn_verify(
-        _empty(rows, 16384), residual, weights, cache, _empty(16, heads, 128, dtype=fp32), 1e-6, positions,
+        _empty(rows, 16384), x, sumsq, weights, cache, _empty(16, heads, 128, dtype=fp32), 1e-6, positions,
         _empty(rows, 6144), launch=ahead,
     )  # fmt: skip
     qkv, q = _empty(rows, 14336), _empty(rows, 24, 256)
@@ -145,12 +148,12 @@ def main() -> int:
     """Compile all; the exit code."""
     found = 0
     for arch in SHARED_LIMIT_BYTES:
-        batches = [(rows, record(lambda rows=rows: step_launches(rows, pdl=arch >= 90))) for rows in ROW_COUNTS]  # type: ignore[misc]
+        batches = [(rows, record(partial(step_launches, rows, pdl=arch >= 90))) for rows in ROW_COUNTS]
         batches.append((0, record(prefill_launches)))
         for rows, calls in batches:
             for line, fault in faults(calls, arch):
                 found += fault is not None
-                print(f"{line} rows {rows:2} {fault or 'ok'}")  # noqa: T201
+                print(f"{line} rows {rows:2} {fault or 'ok'}")
     return 1 if found else 0
 
 

@@ -5,14 +5,16 @@ import triton
 import triton.language as tl
 
 from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter, prefetch_l2
+from .linear import X_SCALE, Residual
 from .norm import normalised, rms_norm_naive
 
 GROUP = tl.constexpr(32)  # columns a sum of squares covers, as linear.Norm reads them
+SCALE = tl.constexpr(X_SCALE)
 
 
 @triton.jit
 def embed_rows_kernel(
-    p_tokens, p_last_draft, p_positions, p_embedding, p_out, p_sumsq, p_next, rows,
+    p_tokens, p_last_draft, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, p_next, rows,
     D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program r: the embedding of the token at LENGTH + r; the last draft is also put into the token ring."""
@@ -29,7 +31,9 @@ def embed_rows_kernel(
     else:
         token = tl.load(p_tokens + slot)
     x = tl.load(p_embedding + token * D + o_d, mask=o_d < D, other=0.0).to(tl.float32)
-    tl.store(p_out + row * D + o_d, x, mask=o_d < D)
+    tl.store(p_stream + row * D + o_d, x, mask=o_d < D)
+    gain = 1.0 + tl.load(p_norm + o_d, mask=o_d < D, other=0.0).to(tl.float32)
+    tl.store(p_x + row * D + o_d, (x * gain * SCALE).to(p_x.dtype.element_ty), mask=o_d < D)
     o_group = tl.arange(0, BLOCK // GROUP)
     sums = tl.sum(tl.reshape(x * x, [BLOCK // GROUP, GROUP]), axis=1)
     tl.store(p_sumsq + row * (D // GROUP) + o_group, sums, mask=o_group < D // GROUP)
@@ -39,20 +43,20 @@ def embed_rows(
     tokens: torch.Tensor,
     positions: torch.Tensor,
     embedding: torch.Tensor,
-    out: torch.Tensor,
-    sumsq: torch.Tensor,
+    residual: Residual,
     *,
     last_draft: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> None:
-    """out fp32 [R, D] = embedding of the tokens at positions LENGTH … LENGTH + R − 1, sumsq [R, D/32] its sums of squares.
+    """residual = embedding of the R tokens at positions LENGTH …, as linear's RESIDUAL epilogue would have left it.
 
     tokens int64 [32] by position; last_draft int64 [1] is the token of the last row, not yet in `tokens`.
     """
-    rows, width = out.shape
+    rows, width = residual.stream.shape
     embed_rows_kernel[(rows + launch.extra_programs,)](
-        tokens, tokens if last_draft is None else last_draft, positions, embedding, out, sumsq, rows=rows, D=width,
-        BLOCK=triton.next_power_of_2(width), HAS_DRAFT=last_draft is not None, num_warps=4, **launch.arguments(out),
+        tokens, tokens if last_draft is None else last_draft, positions, embedding, residual.next_norm,
+        residual.stream, residual.sumsq, residual.x, rows=rows, D=width, BLOCK=triton.next_power_of_2(width),
+        HAS_DRAFT=last_draft is not None, num_warps=4, **launch.arguments(residual.x),
     )  # fmt: skip
 
 
@@ -60,7 +64,9 @@ def mtp_input_naive(
     embedded: torch.Tensor, hidden: torch.Tensor, norm_e: torch.Tensor, norm_h: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Twin: embedded, hidden [R, D] → fp32 [R, 2D], embedding first."""
-    return torch.cat([rms_norm_naive(embedded.float(), norm_e, eps), rms_norm_naive(hidden.float(), norm_h, eps)], dim=-1)
+    return torch.cat(
+        [rms_norm_naive(embedded.float(), norm_e, eps), rms_norm_naive(hidden.float(), norm_h, eps)], dim=-1
+    )
 
 
 @triton.jit

@@ -142,18 +142,21 @@ def gdn_prefill(
     heads, key_dim, value_dim = state.shape
     channels, taps = conv_weight.shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
-    half = {"dtype": torch.float16, "device": rows.device}
-    q, k = (torch.empty(num_rows, key_heads, key_dim, **half) for _ in range(2))
-    v, out = (torch.empty(num_rows, heads, value_dim, **half) for _ in range(2))
+
+    def half(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.float16, device=rows.device)
+
+    q, k = (half(num_rows, key_heads, key_dim) for _ in range(2))
+    v, out = (half(num_rows, heads, value_dim) for _ in range(2))
     shape = {"KEY_HEADS": key_heads, "H": heads, "K": key_dim, "V": value_dim}
     conv_kernel[(triton.cdiv(num_rows, CONV_ROWS), 2 * key_heads + heads)](
         rows, raw, conv_weight, q, k, v, start, num_rows, key_dim**-0.5, STRIDE=rows.stride(0), C=channels, TAPS=taps,
         RB=CONV_ROWS, num_warps=4, **shape,
     )  # fmt: skip
     chunks = triton.cdiv(num_rows, CHUNK)
-    u = torch.empty(chunks, heads, CHUNK, value_dim, **half)
-    w = torch.empty(chunks, heads, CHUNK, key_dim, **half)
-    scores = torch.empty(chunks, heads, CHUNK, CHUNK, **half)
+    u = half(chunks, heads, CHUNK, value_dim)
+    w = half(chunks, heads, CHUNK, key_dim)
+    scores = half(chunks, heads, CHUNK, CHUNK)
     sums = torch.empty(chunks, heads, CHUNK, device=rows.device)
     chunk_kernel[(chunks, heads)](
         q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, num_warps=4, num_stages=1, **shape

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 
 from .launch import LENGTH, PLAIN, RING, STATE_LENGTH, Launch, enter, prefetch_l2
+from .linear import X_SCALE
+
+SCALE = tl.constexpr(X_SCALE)
 
 
 def gates_naive(
@@ -67,24 +70,26 @@ def softplus(x):
 
 @triton.jit
 def gate_rows(
-    p_x, p_norm, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps,
-    ROWS: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr,
+    p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps,
+    ROWS: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(decay e^g, beta), each fp32 [RP], of one head from the residual rows: their norm's scale is applied to the sums."""
+    """(decay e^g, beta), each fp32 [RP], of one head; x and sumsq as linear.Norm describes them."""
     b = tl.zeros([o_row.shape[0], CHUNK], tl.float32)
     a = tl.zeros([o_row.shape[0], CHUNK], tl.float32)
-    square = tl.zeros([o_row.shape[0], CHUNK], tl.float32)
+    held = (o_row < ROWS)[:, None]
     for first in tl.static_range(0, D, CHUNK):
         o_d = first + tl.arange(0, CHUNK)
         inside = o_d < D
-        gain = 1.0 + tl.load(p_norm + o_d, mask=inside, other=0.0).to(tl.float32)
-        w_b = tl.load(p_w_b + head * D + o_d, mask=inside, other=0.0).to(tl.float32) * gain
-        w_a = tl.load(p_w_a + head * D + o_d, mask=inside, other=0.0).to(tl.float32) * gain
-        x = tl.load(p_x + o_row[:, None] * D + o_d[None, :], mask=(o_row < ROWS)[:, None] & inside[None, :], other=0.0)
+        w_b = tl.load(p_w_b + head * D + o_d, mask=inside, other=0.0).to(tl.float32)
+        w_a = tl.load(p_w_a + head * D + o_d, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(p_x + o_row[:, None] * D + o_d[None, :], mask=held & inside[None, :], other=0.0).to(tl.float32)
         b += x * w_b[None, :]
         a += x * w_a[None, :]
-        square += x * x
-    scale = tl.rsqrt(tl.sum(square, axis=1) / D + eps)
+    o_sum = tl.arange(0, SUMS_BLOCK)
+    squares = tl.load(
+        p_sumsq + o_row[:, None] * (D // 32) + o_sum[None, :], mask=held & (o_sum < D // 32)[None, :], other=0.0
+    )
+    scale = tl.rsqrt(tl.sum(squares, axis=1) / D + eps) / SCALE
     g = -tl.exp(tl.load(p_a_log + head)) * softplus(tl.sum(a, axis=1) * scale + tl.load(p_dt_bias + head))
     return tl.exp(g), 1.0 / (1.0 + tl.exp(-tl.sum(b, axis=1) * scale))
 
@@ -131,10 +136,10 @@ def absorb(state, k, v, decay, beta):
 
 @triton.jit
 def gdn_verify_kernel(
-    p_rows, p_residual, p_in_norm, p_w_b, p_w_a, p_a_log, p_dt_bias, p_conv, p_norm,
+    p_rows, p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, p_conv, p_norm,
     p_raw, p_q, p_k, p_v, p_decay, p_beta, p_state, p_out, p_positions, p_next, eps, q_scale,
     ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
-    D: tl.constexpr, CHUNK: tl.constexpr,
+    D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -156,17 +161,11 @@ def gdn_verify_kernel(
     key_head = head // GROUP
     first = head % GROUP == 0
     KEYS: tl.constexpr = (H // GROUP) * K
-    q_rows = conv_rows(
-        p_rows, p_raw, p_conv, o_row, key_head * K + o_k, length, first, ROWS, STRIDE, C, TAPS
-    )
-    k_rows = conv_rows(
-        p_rows, p_raw, p_conv, o_row, KEYS + key_head * K + o_k, length, first, ROWS, STRIDE, C, TAPS
-    )
-    v_rows = conv_rows(
-        p_rows, p_raw, p_conv, o_row, 2 * KEYS + head * V + o_v, length, True, ROWS, STRIDE, C, TAPS
-    )
+    q_rows = conv_rows(p_rows, p_raw, p_conv, o_row, key_head * K + o_k, length, first, ROWS, STRIDE, C, TAPS)
+    k_rows = conv_rows(p_rows, p_raw, p_conv, o_row, KEYS + key_head * K + o_k, length, first, ROWS, STRIDE, C, TAPS)
+    v_rows = conv_rows(p_rows, p_raw, p_conv, o_row, 2 * KEYS + head * V + o_v, length, True, ROWS, STRIDE, C, TAPS)
     decay_rows, beta_rows = gate_rows(
-        p_residual, p_in_norm, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps, ROWS, D, CHUNK
+        p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps, ROWS, D, CHUNK, SUMS_BLOCK
     )
     o_slot = ((length + o_row) % RING) * H + head
     inside = (o_row < ROWS)[:, None]
@@ -202,7 +201,6 @@ def gdn_verify_kernel(
 class GdnWeights:
     """What a GDN layer needs besides its large projections."""
 
-    in_norm: torch.Tensor  # [D], the layer's input norm
     w_b: torch.Tensor  # [H, D] bf16
     w_a: torch.Tensor  # [H, D] bf16
     a_log: torch.Tensor  # [H] fp32
@@ -244,7 +242,8 @@ class GdnCache:
 
 def gdn_verify(
     rows: torch.Tensor,
-    residual: torch.Tensor,
+    x: torch.Tensor,
+    sumsq: torch.Tensor,
     weights: GdnWeights,
     cache: GdnCache,
     q: torch.Tensor,
@@ -255,19 +254,20 @@ def gdn_verify(
     launch: Launch = PLAIN,
     num_warps: int = 8,
 ) -> None:
-    """rows [R, C + H·V]: q ‖ k ‖ v before the convolution, then z; residual fp32 [R, D]: what they were projected from,
-    before the input norm → out [R, H·V].
+    """rows [R, C + H·V]: q ‖ k ‖ v before the convolution, then z; x fp16 [R, D] and sumsq [R, D/32]: what they were
+    projected from, as linear.Norm describes it → out [R, H·V].
 
     q fp32 [16, H, K] is scratch. Tokens STATE_LENGTH … LENGTH − 1 are folded into the state here, the new rows are not.
     """
-    num_rows, width = residual.shape
+    num_rows, width = x.shape
     heads, key_dim, value_dim = cache.state.shape
     channels, taps = weights.conv.shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
     gdn_verify_kernel[(heads + launch.extra_programs,)](
-        rows, residual, weights.in_norm, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias, weights.conv,
+        rows, x, sumsq, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias, weights.conv,
         weights.norm, cache.raw, q, cache.k, cache.v, cache.decay, cache.beta, cache.state, out, positions, eps=eps,
         q_scale=key_dim**-0.5, ROWS=num_rows, ROW_BLOCK=triton.next_power_of_2(num_rows), STRIDE=rows.stride(0),
-        C=channels, TAPS=taps, D=width, CHUNK=min(1024, triton.next_power_of_2(width)), H=heads,
+        C=channels, TAPS=taps, D=width, CHUNK=min(1024, triton.next_power_of_2(width)),
+        SUMS_BLOCK=triton.next_power_of_2(width // 32), H=heads,
         GROUP=heads // key_heads, K=key_dim, V=value_dim, num_warps=num_warps, **launch.arguments(rows),
     )  # fmt: skip

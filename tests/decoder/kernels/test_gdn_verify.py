@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-
 from kernarc.decoder.kernels.gdn_verify import (
     GdnCache,
     GdnWeights,
@@ -14,10 +13,11 @@ from kernarc.decoder.kernels.gdn_verify import (
     gates_naive,
     gdn_verify,
 )
+from kernarc.decoder.kernels.linear import X_SCALE
 from kernarc.decoder.kernels.norm import rms_norm_naive
 
 HALF = torch.float16
-HEADS, KEY_HEADS, DIM, WIDTH, TAPS, EPS = 4, 2, 16, 80, 4, 1e-6
+HEADS, KEY_HEADS, DIM, WIDTH, TAPS, EPS = 4, 2, 16, 96, 4, 1e-6
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
 
 
@@ -35,7 +35,6 @@ class Layer:
             return torch.randn(shape, device=device)
 
         weights = GdnWeights(
-            in_norm=normal(WIDTH) * 0.1,
             w_b=normal(HEADS, WIDTH) * 0.2,
             w_a=normal(HEADS, WIDTH) * 0.2,
             a_log=normal(HEADS) - 1,
@@ -43,7 +42,9 @@ class Layer:
             conv=normal(CHANNELS, TAPS) * 0.5,
             norm=normal(DIM).to(HALF),
         )
-        return cls(normal(length, CHANNELS + HEADS * DIM).to(HALF), normal(length, WIDTH) * 2, weights)
+        return cls(
+            normal(length, CHANNELS + HEADS * DIM).to(HALF), (normal(length, WIDTH) * 2).to(HALF).float(), weights
+        )
 
     def first(self, length: int) -> "Layer":
         return Layer(self.rows[:length], self.residual[:length], self.weights)
@@ -51,7 +52,7 @@ class Layer:
     def sequential(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(outputs [T, H·V], final state) by the twins."""
         rows, weights = self.rows, self.weights
-        normed = rms_norm_naive(self.residual, weights.in_norm, EPS)
+        normed = rms_norm_naive(self.residual, torch.zeros_like(self.residual[0]), EPS)
         decay, beta = gates_naive(normed, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias)
         mixed = conv_naive(rows.new_zeros(TAPS - 1, CHANNELS), rows[:, :CHANNELS], weights.conv).float()
         q, k, v = mixed.split([KEY_HEADS * DIM, KEY_HEADS * DIM, HEADS * DIM], dim=1)
@@ -78,11 +79,13 @@ def drive(layer: Layer, pattern: list[tuple[int, int]], num_warps: int = 4) -> t
     for num_rows, kept in pattern:
         rows = torch.randn(num_rows, CHANNELS + HEADS * DIM, device=device).to(HALF)
         rows[:kept] = layer.rows[length : length + kept]
-        residual = torch.randn(num_rows, WIDTH, device=device)
+        residual = torch.randn(num_rows, WIDTH, device=device).to(HALF).float()
         residual[:kept] = layer.residual[length : length + kept]
         out = torch.full((num_rows, HEADS * DIM), float("nan"), dtype=HALF, device=device)
         place = torch.tensor([length, folded, 0, 0], dtype=torch.int32, device=device)
-        gdn_verify(rows, residual, layer.weights, cache, q, EPS, place, out, num_warps=num_warps)
+        x = (residual * X_SCALE).to(HALF)
+        sumsq = residual.view(num_rows, -1, 32).square().sum(-1)
+        gdn_verify(rows, x, sumsq, layer.weights, cache, q, EPS, place, out, num_warps=num_warps)
         kept_outputs.append(out[:kept])
         folded, length = length, length + kept
     return torch.cat(kept_outputs), cache.state

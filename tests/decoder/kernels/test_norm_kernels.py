@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-
 from kernarc.decoder.kernels.accept import accept, accept_naive
 from kernarc.decoder.kernels.embed import embed_rows, mtp_input, mtp_input_naive
+from kernarc.decoder.kernels.linear import X_SCALE, Residual
 from kernarc.decoder.kernels.norm import rms_norm, rms_norm_naive
 
 ROW_COUNTS = [1, 2, 3, 4, 5, 8, 9, 16]
@@ -53,11 +53,15 @@ def test_rms_norm_picks_the_newest_pending_row(device: str) -> None:
 def test_embed_rows_reads_the_ring_and_takes_the_last_draft(device: str) -> None:
     embedding = torch.randn(50, 96, dtype=HALF, device=device)
     tokens = torch.arange(32, device=device)
-    out, sumsq = torch.full((4, 96), float("nan"), device=device), torch.full((4, 3), float("nan"), device=device)
+    nan = {"fill_value": float("nan"), "device": device}
+    weight = torch.randn(96, dtype=HALF, device=device)
+    residual = Residual(torch.full((4, 96), **nan), torch.full((4, 3), **nan), torch.full((4, 96), **nan), weight)
     last = torch.tensor([44], device=device)
-    embed_rows(tokens, positions(30, 0, 0, device), embedding, out, sumsq, last_draft=last)
-    assert torch.equal(out, embedding[[30, 31, 0, 44]].float())
-    torch.testing.assert_close(sumsq, out.view(4, 3, 32).square().sum(-1))
+    embed_rows(tokens, positions(30, 0, 0, device), embedding, residual, last_draft=last)
+    expected = embedding[[30, 31, 0, 44]].float()
+    assert torch.equal(residual.stream, expected)
+    torch.testing.assert_close(residual.sumsq, expected.view(4, 3, 32).square().sum(-1))
+    torch.testing.assert_close(residual.x, expected * (1 + weight.float()) * X_SCALE)
     assert tokens[1] == 44
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from kernarc.decoder.kernels.rope_qk import rope_naive, rope_qk, rope_tables
 from kernarc.decoder.kernels.verify_attention import verify_attention, verify_attention_naive
 

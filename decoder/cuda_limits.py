@@ -1,0 +1,96 @@
+"""What a card must have and a model must be for the CUDA session: checked before a weight is read."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .config import FULL_ATTENTION, ModelConfig
+from .cuda_state import SPARE_POSITIONS
+from .errors import DecoderError
+from .kernels.launch import RING
+from .weights import Checkpoint
+
+MIN_CAPABILITY = (8, 0)
+_RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
+_DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
+
+
+def check_card(device: torch.device) -> None:
+    """Raise DecoderError unless `device` is a CUDA card of compute capability 8.0 or later."""
+    if not torch.cuda.is_available():
+        raise DecoderError(
+            "no CUDA card is available to this Python",
+            "Use --device cpu, or install a CUDA build of torch and check that nvidia-smi lists a card.",
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise DecoderError(
+            f"{name} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0 (A100) or later",
+            "Use --device cpu or another card.",
+        )
+
+
+def check_shapes(config: ModelConfig) -> None:
+    """Raise DecoderError naming the first dimension that the kernels do not cover."""
+    group = config.num_attention_heads // config.num_key_value_heads
+    powers = ("head_dim", "linear_key_head_dim", "linear_value_head_dim")
+    rules = [
+        *(
+            (f"{name} {getattr(config, name)}", _is_power(getattr(config, name)), "a power of two ≥ 16")
+            for name in powers
+        ),
+        (f"hidden_size {config.hidden_size}", config.hidden_size % 32 == 0, "a multiple of 32"),
+        (f"intermediate_size {config.intermediate_size}", config.intermediate_size % 16 == 0, "a multiple of 16"),
+        (f"vocab_size {config.vocab_size}", config.vocab_size % 16 == 0, "a multiple of 16"),
+        (f"{group} query heads a key head", group <= 32, "at most 32"),
+        (f"rotary dimensions {config.rotary_dim}", config.rotary_dim % 2 == 0, "even"),
+    ]
+    for found, fits, needed in rules:
+        if not fits:
+            raise DecoderError(f"unsupported shape on a GPU: {found}, expected {needed}", "Use --device cpu.")
+
+
+def required_bytes(checkpoint: Checkpoint, config: ModelConfig, max_context: int, *, with_mtp: bool) -> dict[str, int]:
+    """Device memory by part, from the checkpoint's headers and the config alone."""
+    stored = {
+        name: math.prod(tensor.shape) * _DTYPE_BYTES[tensor.dtype]
+        for name, tensor in checkpoint.tensors.items()
+        if with_mtp or not name.startswith("mtp.")
+    }
+    vocabulary = config.vocab_size * config.hidden_size
+    attention = sum(kind == FULL_ATTENTION for kind in config.layer_types) + int(with_mtp)
+    capacity = max_context + SPARE_POSITIONS
+    key_bytes = 2 * config.num_key_value_heads * config.head_dim * 2  # keys and values, fp16
+    delta_nets = len(config.layer_types) - attention + int(with_mtp)
+    heads, key_dim, value_dim = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+    rings = RING.value * (heads * (key_dim + value_dim + 2) * 4 + config.conv_dim * 2)
+    return {
+        "weights": sum(stored.values()) + (2 * vocabulary if config.tie_word_embeddings else 0),
+        "FP8 draft head": vocabulary if with_mtp else 0,
+        "keys and values": attention * capacity * key_bytes + capacity * config.rotary_dim * 2,
+        "gated delta net state": delta_nets * (heads * key_dim * value_dim * 4 + rings),
+        "packing and prefill": 3 * 2 * vocabulary + _RESERVE_BYTES,
+    }
+
+
+def check_memory(
+    checkpoint: Checkpoint, config: ModelConfig, max_context: int, device: torch.device, *, with_mtp: bool
+) -> None:
+    """Raise DecoderError with the accounts when the card's free memory cannot hold the model at `max_context`."""
+    parts = required_bytes(checkpoint, config, max_context, with_mtp=with_mtp)
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = sum(parts.values())
+    if needed > free:
+        accounts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
+        raise DecoderError(
+            f"the card has {free / 2**30:.1f} GiB free, this model needs {needed / 2**30:.1f} at a context of "
+            f"{max_context:,} ({accounts})",
+            "Lower --max-context, free the card, or use another one.",
+        )
+
+
+def _is_power(value: int) -> bool:
+    return value >= 16 and value & (value - 1) == 0

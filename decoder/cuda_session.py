@@ -1,0 +1,148 @@
+"""One sequence on one GPU: prefill, then a graph a step, the next step running while the host streams this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+
+from .config import ModelConfig
+from .cuda_limits import check_card, check_memory, check_shapes
+from .cuda_model import StepModel
+from .cuda_prefill import PIECE_ROWS, Prefill
+from .cuda_state import Scratch, SequenceState
+from .cuda_weights import CudaWeights, load_cuda_weights
+from .errors import RequestError
+from .graphs import StepGraphs
+from .kernels.launch import MAX_ROWS
+from .kernels.products import CudaProducts, Products
+from .weights import Checkpoint
+
+MAX_DRAFTS = 8
+
+
+class CudaSession:
+    """A Session (generate.py) on a CUDA card. On a CPU it runs the same kernels in Triton's interpreter, for tests."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: CudaWeights,
+        products: Products,
+        *,
+        max_context: int,
+        device: torch.device,
+        graphs: bool = True,
+        overlap: bool = True,
+        prefetch_bytes: int = 0,
+        prefill_dtype: torch.dtype = torch.bfloat16,
+        piece_rows: int = PIECE_ROWS,
+    ) -> None:
+        """graphs: replay captured steps. overlap: start the next step before the host has streamed this one."""
+        self.config = config
+        self.max_context = max_context
+        self.context_length = 0
+        self._device = device
+        self._state = SequenceState(config, max_context, device)
+        self._scratch = Scratch(config, device)
+        on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._model = StepModel(
+            config, weights, self._state, self._scratch, products, pdl=on_hopper, prefetch_bytes=prefetch_bytes
+        )
+        self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
+        self._prefill = Prefill(config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows)
+        self._products = products
+        self._weights = weights
+        self._overlap = overlap and device.type == "cuda"
+        self._has_mtp = weights.mtp is not None
+        self._mtp_length = 0  # as the device will have it once the step in flight has ended
+        self._in_flight: int | None = None  # drafts of the step that runs ahead
+        self._ready: list[int] = []  # tokens of a step that ran ahead with more drafts than then asked for
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        *,
+        max_context: int,
+        num_speculative_tokens: int = 3,
+        device: str = "cuda",
+    ) -> Self:
+        """Check card, shapes and memory, then stream the weights and capture the steps that will be used.
+
+        Raises DecoderError before anything is loaded when the card or its memory will not do.
+        """
+        where = torch.device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0)
+        check_card(where)
+        check_shapes(config)
+        check_memory(checkpoint, config, max_context, where, with_mtp=num_speculative_tokens > 0)
+        with torch.inference_mode():
+            weights = load_cuda_weights(checkpoint, config, where, with_mtp=num_speculative_tokens > 0)
+            products = CudaProducts(weights.linears(), where)
+            session = cls(config, weights, products, max_context=max_context, device=where)
+            session.warm_up(num_speculative_tokens)
+        return session
+
+    @torch.inference_mode()
+    def warm_up(self, num_drafts: int) -> None:
+        """Compile and capture the step of `num_drafts`, so that nothing is allocated or compiled while serving."""
+        self._graphs.capture(num_drafts)
+
+    @torch.inference_mode()
+    def prefill(self, prompt_ids: Sequence[int]) -> int:
+        """Reset, read the whole prompt, return the first greedy token."""
+        self._drop_in_flight()
+        self._state.reset()
+        hidden = self._prefill.run(prompt_ids)
+        first = self._scratch.targets[:1]
+        self._products.argmax(hidden, self._weights.head, first)
+        token = int(first)
+        self._state.tokens[len(prompt_ids) % len(self._state.tokens)] = token
+        self.context_length = len(prompt_ids)
+        self._mtp_length = len(prompt_ids) - 1
+        return token
+
+    @torch.inference_mode()
+    def step(self, num_drafts: int) -> tuple[list[int], int]:
+        """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
+        if not 0 <= num_drafts <= (MAX_DRAFTS if self._has_mtp else 0):
+            raise RequestError(
+                f"a step of {num_drafts} drafts", f"0 … {MAX_DRAFTS} are possible, only 0 without an MTP head"
+            )
+        if not self._ready:
+            self._ready = self._next_tokens(num_drafts)
+        tokens, self._ready = self._ready[: num_drafts + 1], self._ready[num_drafts + 1 :]
+        self.context_length += len(tokens)
+        return tokens, len(tokens) - 1  # the last one is the target's own
+
+    def _next_tokens(self, num_drafts: int) -> list[int]:
+        """The tokens of the step in flight, or of a new one; then start the one after."""
+        if self._in_flight is None:
+            self._launch(num_drafts, self.context_length)
+        assert self._in_flight is not None
+        ran = self._in_flight
+        self._in_flight = None
+        tokens, _ = self._graphs.read(ran)
+        committed = self.context_length + len(tokens)
+        if ran:
+            self._mtp_length = self.context_length
+        if self._overlap and ran == num_drafts and committed + num_drafts + 1 <= self.max_context:
+            self._launch(num_drafts, committed)
+        return tokens
+
+    def _launch(self, num_drafts: int, length: int) -> None:
+        """Start a step at `length` committed tokens. The MTP head catches up first where it has fallen behind."""
+        pending = length - self._mtp_length
+        if self._has_mtp and pending > (num_drafts + 1 if num_drafts else MAX_ROWS - 1):
+            self._model.read_pending(MAX_ROWS)
+            self._mtp_length = length - 1  # the newest position is read again: its output makes the first draft
+            self._state.positions[2:3].fill_(self._mtp_length)
+        self._graphs.launch(num_drafts)
+        self._in_flight = num_drafts
+
+    def _drop_in_flight(self) -> None:
+        if self._in_flight is not None:
+            self._graphs.read(self._in_flight)
+        self._in_flight, self._ready = None, []

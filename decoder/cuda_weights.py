@@ -1,0 +1,200 @@
+"""Checkpoint tensors to the device, one layer at a time: fused, packed for the kernels, the originals freed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from .config import FP8_BLOCK, ModelConfig
+from .kernels.gdn_verify import GdnWeights
+from .kernels.packing import PackedLinear, pack_bf16, pack_fp8
+from .weights import Checkpoint, Fp8Weight
+
+Stored = torch.Tensor | Fp8Weight
+_EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GdnMixer:
+    """Gated DeltaNet: rows of `qkvz` are q ‖ k ‖ v ‖ z."""
+
+    qkvz: PackedLinear
+    out: PackedLinear
+    small: GdnWeights
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMixer:
+    """Gated attention: rows of `qkv` are [q ‖ gate] a head, then keys, then values."""
+
+    qkv: PackedLinear
+    out: PackedLinear
+    norm_q: torch.Tensor
+    norm_k: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer."""
+
+    in_norm: torch.Tensor
+    mixer: GdnMixer | AttentionMixer
+    mlp_norm: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    def linears(self) -> list[PackedLinear]:
+        """Every packed matrix."""
+        first = self.mixer.qkvz if isinstance(self.mixer, GdnMixer) else self.mixer.qkv
+        return [first, self.mixer.out, self.gate_up, self.down]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """The MTP head; it shares the embedding and the vocabulary head."""
+
+    norm_embedding: torch.Tensor
+    norm_hidden: torch.Tensor
+    fc: PackedLinear
+    layer: LayerWeights
+    norm: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CudaWeights:
+    """A whole model on the device."""
+
+    embedding: torch.Tensor  # bf16 [V, D]
+    layers: list[LayerWeights]
+    norm: torch.Tensor
+    head: PackedLinear
+    draft_head: PackedLinear
+    mtp: MtpWeights | None
+
+    def linears(self) -> list[PackedLinear]:
+        """Every packed matrix."""
+        packed = [self.head, self.draft_head]
+        layers = self.layers + ([self.mtp.layer] if self.mtp else [])
+        packed += [linear for layer in layers for linear in layer.linears()]
+        return packed + ([self.mtp.fc] if self.mtp else [])
+
+
+def load_cuda_weights(
+    checkpoint: Checkpoint, config: ModelConfig, device: torch.device, *, with_mtp: bool, fp8_drafts: bool = True
+) -> CudaWeights:
+    """Stream the checkpoint straight to `device`: at most one layer is held twice.
+
+    fp8_drafts: drafts come from a block-FP8 copy of the vocabulary head, half the bytes; the verify head stays as
+    stored, so the output does not change. Raises CheckpointError for tensors that do not pack.
+    """
+    layers: list[LayerWeights] = []
+    outside: dict[str, Stored] = {}
+    mtp: MtpWeights | None = None
+    for prefix, group in groupby(_stream(checkpoint, device, with_mtp), key=lambda item: _group(item[0])):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in group}
+        if prefix.startswith("model.layers."):
+            layers.append(_layer(tensors, prefix))
+        elif prefix == "mtp.":
+            mtp = _mtp(tensors)
+        else:
+            outside |= {prefix + name: tensor for name, tensor in tensors.items()}
+    embedding = _dense(outside[_EMBEDDING])
+    head = _dense(outside.pop(_HEAD)) if not config.tie_word_embeddings else embedding
+    packed = pack_bf16(head, name=_HEAD)
+    draft_head = pack_fp8([quantise(head)], name=_HEAD) if with_mtp and fp8_drafts else packed
+    return CudaWeights(embedding, layers, _vector(outside[_NORM]), packed, draft_head, mtp)
+
+
+def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 [N, K] → (e4m3 [N, K], multiplying scale fp32 a 128×128 block), the largest value of a block at 448."""
+    rows, columns = weight.shape
+    scale = torch.empty(-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK), device=weight.device)
+    values = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    for first in range(0, rows, 64 * FP8_BLOCK):  # in slices: a whole vocabulary in fp32 would not fit beside the model
+        part = weight[first : first + 64 * FP8_BLOCK].float()
+        padded = torch.nn.functional.pad(part, (0, -columns % FP8_BLOCK, 0, -len(part) % FP8_BLOCK))
+        blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
+        largest = blocks.abs().amax(dim=(1, 3)).clamp_min(1e-12) / 448.0
+        scaled = (blocks / largest[:, None, :, None]).view_as(padded)[: len(part), :columns]
+        values[first : first + len(part)] = scaled.to(torch.float8_e4m3fn)
+        scale[first // FP8_BLOCK : first // FP8_BLOCK + len(largest)] = largest
+    return values, scale
+
+
+def _stream(checkpoint: Checkpoint, device: torch.device, with_mtp: bool) -> Iterator[tuple[str, Stored]]:
+    return checkpoint.stream(device=str(device), skip_mtp=not with_mtp)
+
+
+def _group(name: str) -> str:
+    if name.startswith("model.layers."):
+        return ".".join(name.split(".")[:3]) + "."
+    return "mtp." if name.startswith("mtp.") else ""
+
+
+def _dense(stored: Stored) -> torch.Tensor:
+    return stored.dequantize(torch.bfloat16) if isinstance(stored, Fp8Weight) else stored.to(torch.bfloat16)
+
+
+def _vector(stored: Stored, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    assert isinstance(stored, torch.Tensor), "only matrices are FP8"
+    return stored.to(dtype).contiguous()
+
+
+def _pack(parts: list[Stored], name: str, *, interleave: bool = False) -> PackedLinear:
+    fp8 = [(part.values, part.scale_inv) for part in parts if isinstance(part, Fp8Weight)]
+    if len(fp8) == len(parts):
+        return pack_fp8(fp8, interleave=interleave, name=name)
+    return pack_bf16(torch.cat([_dense(part) for part in parts]), name=name)
+
+
+def _layer(tensors: dict[str, Stored], prefix: str) -> LayerWeights:
+    is_gdn = "linear_attn.in_proj_qkv.weight" in tensors
+    return LayerWeights(
+        _vector(tensors["input_layernorm.weight"]),
+        _gdn(tensors, prefix) if is_gdn else _attention(tensors, prefix),
+        _vector(tensors["post_attention_layernorm.weight"]),
+        _pack(
+            [tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]], prefix + "mlp.gate_proj", interleave=True
+        ),
+        _pack([tensors["mlp.down_proj.weight"]], prefix + "mlp.down_proj"),
+    )
+
+
+def _gdn(tensors: dict[str, Stored], prefix: str) -> GdnMixer:
+    def own(name: str) -> Stored:
+        return tensors["linear_attn." + name]
+
+    small = GdnWeights(
+        _vector(own("in_proj_b.weight")),
+        _vector(own("in_proj_a.weight")),
+        _vector(own("A_log"), torch.float32),
+        _vector(own("dt_bias"), torch.float32),
+        _vector(own("conv1d.weight"), torch.float32).squeeze(1),
+        _vector(own("norm.weight")),
+    )
+    qkvz = _pack([own("in_proj_qkv.weight"), own("in_proj_z.weight")], prefix + "linear_attn.in_proj_qkv")
+    return GdnMixer(qkvz, _pack([own("out_proj.weight")], prefix + "linear_attn.out_proj"), small)
+
+
+def _attention(tensors: dict[str, Stored], prefix: str) -> AttentionMixer:
+    qkv = [tensors[f"self_attn.{part}_proj.weight"] for part in "qkv"]
+    return AttentionMixer(
+        _pack(qkv, prefix + "self_attn.q_proj"),
+        _pack([tensors["self_attn.o_proj.weight"]], prefix + "self_attn.o_proj"),
+        _vector(tensors["self_attn.q_norm.weight"]),
+        _vector(tensors["self_attn.k_norm.weight"]),
+    )
+
+
+def _mtp(tensors: dict[str, Stored]) -> MtpWeights:
+    layer = {name.removeprefix("layers.0."): tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
+    return MtpWeights(
+        _vector(tensors["pre_fc_norm_embedding.weight"]),
+        _vector(tensors["pre_fc_norm_hidden.weight"]),
+        _pack([tensors["fc.weight"]], "mtp.fc"),
+        _layer(layer, "mtp.layers.0."),
+        _vector(tensors["norm.weight"]),
+    )

@@ -1,0 +1,109 @@
+"""The whole CUDA session in the interpreter: its ids against the reference, its independence of the draft length."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.cuda_session import CudaSession
+from kernarc.decoder.cuda_weights import load_cuda_weights
+from kernarc.decoder.kernels.products import CudaProducts, PlainProducts, Products
+from kernarc.decoder.weights import Checkpoint
+
+from ..checkpoints import Layout, RandomCheckpoint, write_checkpoint
+
+PROMPT = [(7 * i * i + 3) % 200 for i in range(11)]
+SHAPE = {
+    "vocab_size": 208,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "eos_token_id": 207,
+}
+ON_CARD = torch.cuda.is_available()
+STEPS = 40 if ON_CARD else 3  # the interpreter takes seconds a step
+TIE = 0.05  # logits closer than this may swap between fp16 and fp32 activations; they spread over about ±5
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "fp8", SHAPE, Layout(fp8=True), seed=3)
+
+
+@pytest.fixture(scope="module")
+def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "bf16", SHAPE, seed=4)
+
+
+def session(
+    path: Path, device: str, *, piece_rows: int = 64, graphs: bool = False, max_context: int = 600
+) -> CudaSession:
+    where = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    config = ModelConfig.from_directory(path)
+    weights = load_cuda_weights(Checkpoint(path, config), config, where, with_mtp=True)
+    products: Products = CudaProducts(weights.linears(), where) if device == "cuda" else PlainProducts()
+    return CudaSession(
+        config, weights, products, max_context=max_context, device=where, graphs=graphs, piece_rows=piece_rows,
+        prefill_dtype=torch.float32,
+    )  # fmt: skip
+
+
+def decode(running: CudaSession, drafts: list[int], prompt: list[int] = PROMPT) -> tuple[list[int], list[int]]:
+    """(ids, accepted a step) over the given draft counts."""
+    ids, accepted = [running.prefill(prompt)], []
+    for num_drafts in drafts:
+        tokens, count = running.step(num_drafts)
+        assert 1 <= len(tokens) <= num_drafts + 1
+        ids += tokens
+        accepted.append(count)
+    assert running.context_length == len(prompt) + len(ids) - 1
+    return ids, accepted
+
+
+def worst_gap(model: RandomCheckpoint, prompt: list[int], ids: list[int]) -> float:
+    """How far below the reference's top logit the least likely emitted id lies."""
+    with torch.inference_mode():
+        logits = model.reference()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return float((logits.max(-1).values - logits.gather(1, torch.tensor(ids)[:, None])[:, 0]).max())
+
+
+@pytest.mark.parametrize("num_drafts", range(9) if ON_CARD else [3])
+def test_ids_are_the_references_and_the_same_for_every_draft_length(
+    num_drafts: int, checkpoint: RandomCheckpoint, device: str
+) -> None:
+    running = session(checkpoint.path, device)
+    alone, _ = decode(running, [0] * 2 * STEPS)
+    assert worst_gap(checkpoint, PROMPT, alone) < TIE
+    ids, _ = decode(running, [num_drafts] * STEPS)
+    shared = min(len(ids), len(alone))
+    assert ids[:shared] == alone[:shared]
+
+
+def test_changing_draft_lengths_leave_the_ids_alone(checkpoint: RandomCheckpoint, device: str) -> None:
+    running = session(checkpoint.path, device)
+    long_stretch = 17 if ON_CARD else 1  # without drafts the MTP head falls behind and has to catch up
+    pattern = [0, 3, 1, *[0] * long_stretch, 2]
+    if ON_CARD:
+        pattern = pattern * 3 + [8, 0, 5, *[0] * 40, 8, 8]
+    ids, _ = decode(running, pattern)
+    alone, _ = decode(running, [0] * (len(ids) - 1))
+    assert ids == alone
+
+
+def test_bf16_weights_and_small_prefill_pieces(bf16_checkpoint: RandomCheckpoint, device: str) -> None:
+    ids, _ = decode(session(bf16_checkpoint.path, device, piece_rows=4), [3] * STEPS)
+    assert worst_gap(bf16_checkpoint, PROMPT, ids) < TIE
+
+
+@pytest.mark.parametrize("length", [1, 2, 3] if ON_CARD else [1])
+def test_prompts_shorter_than_the_convolution(length: int, checkpoint: RandomCheckpoint, device: str) -> None:
+    ids, _ = decode(session(checkpoint.path, device), [2] * STEPS, PROMPT[:length])
+    assert worst_gap(checkpoint, PROMPT[:length], ids) < TIE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_drafts", range(9))
+def test_graphs_change_nothing(num_drafts: int, checkpoint: RandomCheckpoint) -> None:
+    if not ON_CARD:
+        pytest.skip("no GPU")
+    eager = decode(session(checkpoint.path, "cuda"), [num_drafts] * STEPS)
+    assert decode(session(checkpoint.path, "cuda", graphs=True), [num_drafts] * STEPS) == eager
