@@ -117,13 +117,11 @@ def _how_to_resume(run: Any) -> str:
 def _report(run_dir: Path, as_json: bool) -> int:
     """Writes table and chart, prints the result; the exit code."""
     from .harness.agreement import id_agreement
-    from .reports.render import render_run, render_table_text
-    from .reports.saved import load_runs
-    from .reports.tables import speed_table
+    from .reports.render import Publication, render_table_text
 
-    paths = render_run([run_dir], run_dir, require_check=False)
-    (saved,) = load_runs([run_dir])
-    table = speed_table([saved], require_check=False)
+    publication = Publication.of([run_dir], require_check=False)
+    paths = publication.write(run_dir)
+    (saved,), table = publication.runs, publication.table
     is_void = any(cell.void_reason is not None for cell in table.cells.values())
     if as_json:
         click.echo(json.dumps({"run_dir": str(run_dir), "cells": _cells(table)}))

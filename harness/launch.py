@@ -75,6 +75,7 @@ class Launch:
                 for arm in arms.values():
                     self._warm_up(arm, launch, slots, requests)
                 for slot in slots:
+                    self._observer.stream_begins(slot, launch)
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
                     self._directory.append(record)
                     on_stream(record)

@@ -25,6 +25,9 @@ class RunObserver:
     def warming_up(self, build: str, launch: int, depth: int) -> None:
         """Before each warm-up request."""
 
+    def stream_begins(self, slot: Slot, launch: int) -> None:
+        """Before each measured stream. Nothing of an observer may run while the stream is read: no thread, no timer."""
+
     def stream_done(self, stream: StreamRecord) -> None:
         """After each measured stream, recorded already."""
 

@@ -30,6 +30,7 @@ class ProgressDisplay(RunObserver):
             console=self._console,
             transient=True,
             disable=not self._live,
+            auto_refresh=False,  # no thread of ours may run while a stream is read
         )
         self._task: TaskID | None = None
         self._time_left = TimeLeft()
@@ -68,6 +69,9 @@ class ProgressDisplay(RunObserver):
     def warming_up(self, build: str, launch: int, depth: int) -> None:
         self._say(f"launch {launch}: warming up {build} at {depth:,}", self._left())
 
+    def stream_begins(self, slot: Slot, launch: int) -> None:
+        self._say(f"launch {launch}: {slot.build} at {slot.depth:,}", self._left())
+
     def stream_done(self, stream: StreamRecord) -> None:
         self._time_left.add(stream)
         self._to_do = self._to_do[1:]
@@ -75,7 +79,6 @@ class ProgressDisplay(RunObserver):
             self.notify(f"void: {stream.build} {stream.request_id}: {stream.void_reason}")
         if self._task is not None:
             self._progress.advance(self._task)
-        self._say(f"launch {stream.launch}: {stream.build} at {stream.depth:,}", self._left())
 
     def _left(self) -> str:
         seconds = self._time_left.seconds(self._to_do)
@@ -84,7 +87,7 @@ class ProgressDisplay(RunObserver):
     def _say(self, what: str, left: str) -> None:
         if self._live:
             if self._task is not None:
-                self._progress.update(self._task, description=what, left=left)
+                self._progress.update(self._task, description=what, left=left, refresh=True)
         elif time.monotonic() - self._last_plain_s >= PLAIN_EVERY_S:
             self._last_plain_s = time.monotonic()
             done = self._total - len(self._to_do)

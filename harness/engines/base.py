@@ -119,7 +119,7 @@ class Engine(ABC):
                     f"raise limits.start_s if it only needs longer; the whole log is {process.log_path}",
                 )
             if on_starting is not None:
-                on_starting(elapsed, process.last_log_lines(1).strip().removeprefix("| "))
+                on_starting(elapsed, process.last_log_line())
             time.sleep(POLL_S)
 
 

@@ -58,11 +58,17 @@ class EngineProcess:
 
     def last_log_lines(self, count: int = LAST_LOG_LINES) -> str:
         """The end of what the engine wrote since it was started, indented."""
+        return "\n".join(f"  | {line[:300]}" for line in self._log_lines()[-count:]) or "  | (it wrote nothing)"
+
+    def last_log_line(self) -> str:
+        """What it said last; "" before it said anything."""
+        return next(reversed(self._log_lines()), "")
+
+    def _log_lines(self) -> list[str]:
         with self.log_path.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 65_536))
             lines = log.read().decode(errors="replace").splitlines()
-        wanted = [line for line in lines if line.strip()][-count:]
-        return "\n".join(f"  | {line[:300]}" for line in wanted) or "  | (it wrote nothing)"
+        return [line.rstrip() for line in lines if line.strip()]
 
     def stop(self) -> None:
         """Ends the engine and everything it started; returns when nothing of it runs. Safe to call again."""
