@@ -4,7 +4,6 @@ Reads the OpenAI completion and chat shapes as vLLM, SGLang and others really se
 beside choices or in every chunk; reasoning under two key names; errors inside a 200 stream; ids in choice or delta.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -74,19 +73,20 @@ def error_message(body: bytes) -> str:
     """The message in an error answer's body, or its first 200 characters."""
     text = body.decode("utf-8", errors="replace")
     try:
-        value: object = json.loads(text)
+        value: object = from_json(text)
     except ValueError:
         return text.strip()[:200]
     return (_error_in(value) if isinstance(value, dict) else None) or text.strip()[:200]
 
 
 def _read_event(transcript: Transcript, t_ns: int, event: SseEvent) -> None:
-    data = event.data
-    if data.strip() == "[DONE]":
+    data = event.data.strip()
+    if data == "[DONE]":
         transcript.saw_done = True
+    if data in ("", "[DONE]"):  # an empty one is a sign of life, like a comment
         return
     try:
-        value = _parse(data)
+        value: object = from_json(data)  # half the cost of json.loads, and no lone surrogates in the text
     except ValueError:
         _note(transcript, f"an event that is not JSON: {data[:80]!r}")
         return
@@ -101,16 +101,6 @@ def _read_event(transcript: Transcript, t_ns: int, event: SseEvent) -> None:
         _read_chunk(transcript, t_ns, value)
     except (TypeError, ValueError) as problem:
         _note(transcript, f"an event of an unknown shape ({problem}): {data[:80]!r}")
-
-
-def _parse(data: str) -> object:
-    """The faster parser is stricter (lone surrogates), so what it refuses goes to Python's own. Raises ValueError."""
-    try:
-        fast: object = from_json(data)
-    except ValueError:
-        slow: object = json.loads(data)
-        return slow
-    return fast
 
 
 def _read_chunk(transcript: Transcript, t_ns: int, value: Json) -> None:

@@ -156,6 +156,28 @@ def test_what_voids_a_stream(events: list[object], reason: str) -> None:
     assert reason in reasons(transcript_of(*events))[0]
 
 
+KEYS = ["choices", "delta", "text", "content", "token_ids", "usage", "completion_tokens", "error", "finish_reason"]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(ANY_JSON, max_size=4))
+def test_no_event_of_any_shape_does_more_than_void_the_stream(events: list[object]) -> None:
+    reasons(transcript_of(*events))
+
+
+@pytest.mark.parametrize("data", ["[" * 100_000, '{"choices":[{"text":"\\ud800"}]}', "\x00"])
+def test_data_that_parsers_dislike_is_not_json(data: str) -> None:
+    assert "not JSON" in reasons(transcript_of(data))[0]
+
+
+def test_empty_data_is_a_sign_of_life() -> None:
+    assert reasons(transcript_of("", completion("a", [1], "stop"), "", {"choices": [], "usage": usage(1)})) == []
+
+
 def test_a_short_answer_is_not_void() -> None:
     assert reasons(transcript_of(completion("a", [1], "stop"), {"choices": [], "usage": usage(1)})) == []
 
