@@ -70,11 +70,11 @@ def record(launches: Callable[[], None]) -> list[Call]:
     def note(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         calls.append(Call(self, args, kwargs))
 
-    JITFunction.run = note  # type: ignore[method-assign]
+    JITFunction.run = note
     try:
         launches()
     finally:
-        JITFunction.run = run  # type: ignore[method-assign]
+        JITFunction.run = run
     return calls
 
 

@@ -123,8 +123,8 @@ def mtp_input(
     """out [R, 2D] for the MTP head's `fc`; residual fp32 [R, D], to which its product is added, is zeroed.
 
     draft_index 0: row r is position MTP_LENGTH + r with `hidden` [32, D] a ring of the target's final hidden states.
-    draft_index i ≥ 1: one row at position LENGTH + i − 1, `draft` int64 [1] the i-th draft and `hidden` [1, D] the head's
-    own last output.
+    draft_index i ≥ 1: one row at position LENGTH + i − 1, `draft` int64 [1] the i-th draft and `hidden` [1, D] the
+    head's own last output.
     """
     rows, width = out.shape[0], out.shape[1] // 2
     mtp_input_kernel[(2 * rows + launch.extra_programs,)](

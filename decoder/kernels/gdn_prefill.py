@@ -135,8 +135,8 @@ def gdn_prefill(
 ) -> torch.Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
-    g (log decay) and beta fp32 [T, H]; raw [32, C] holds earlier rows by position and stays as it is; state fp32 [H, K, V]
-    must hold all tokens before `start` and then holds these too.
+    g (log decay) and beta fp32 [T, H]; raw [32, C] holds earlier rows by position and stays as it is; state fp32
+    [H, K, V] must hold all tokens before `start` and then holds these too.
     """
     num_rows = rows.shape[0]
     heads, key_dim, value_dim = state.shape

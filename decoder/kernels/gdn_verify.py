@@ -1,8 +1,8 @@
 """Gated DeltaNet for the rows of one verify step, with lazy commit of the state.
 
-One program a value head: gates, convolution and norms of the new rows, replay of the rows accepted last time from their
-stored keys and values, one write of the state, then the new rows in registers only. A row's arithmetic is the same loop body
-whether it is replayed or new, so the state never depends on how tokens were grouped into steps.
+One program a value head: gates, convolution and norms of the new rows, replay of the rows accepted last time from
+their stored keys and values, one write of the state, then the new rows in registers only. A row's arithmetic is the
+same loop body whether it is replayed or new, so the state never depends on how tokens were grouped into steps.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def gates_naive(
 
 
 def conv_naive(history: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Twin of the convolution: history [W − 1, C] and rows [R, C] before activation, weight [C, W] → [R, C] after silu."""
+    """Twin of the convolution and silu: history [W − 1, C], rows [R, C] before activation, weight [C, W] → [R, C]."""
     x = torch.cat([history, rows]).float()
     taps = weight.shape[1]
     out = sum(x[tap : tap + len(rows)] * weight[:, tap].float() for tap in range(taps))
@@ -211,7 +211,7 @@ class GdnWeights:
 
 @dataclass(frozen=True, slots=True)
 class GdnCache:
-    """State of one layer, fp32 [H, K, V], and its rings by position: raw [32, C], k [32, H, K], v [32, H, V], gates [32, H]."""
+    """State fp32 [H, K, V] of a layer, and rings by position: raw [32, C], k, v [32, H, ·], gates [32, H]."""
 
     state: torch.Tensor
     raw: torch.Tensor

@@ -59,8 +59,8 @@ def rms_norm(
 ) -> None:
     """x [R, D] → out [R, D].
 
-    ring [32, D]: also written there by position (LENGTH + row). last_pending: only the row LENGTH − MTP_LENGTH − 1, into
-    out [1, D].
+    ring [32, D]: also written there by position (LENGTH + row). last_pending: only the row LENGTH − MTP_LENGTH − 1,
+    into out [1, D].
     """
     rows = out.shape[0]
     width = x.shape[1]

@@ -13,7 +13,7 @@ from .packing import _pack_rows as pack_rows
 
 @lru_cache(maxsize=4)
 def element_order(element_bytes: int, device: torch.device) -> torch.Tensor:
-    """int16 [128, 128 / bytes]: where element (row, column) of a chunk lies in its packed form, read off the packing."""
+    """int16 [128, 128 / bytes]: where element (row, column) of a chunk lies when packed, read off the packing."""
     index = torch.arange(TILE * CHUNK_ROW_BYTES).view(TILE, CHUNK_ROW_BYTES)
     low, high = (pack_rows(((index >> shift) & 0xFF).to(torch.uint8)).long() for shift in (0, 8))
     order = torch.empty(TILE * CHUNK_ROW_BYTES, dtype=torch.int64)

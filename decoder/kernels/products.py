@@ -57,7 +57,7 @@ class CudaProducts:
 
 
 class PlainProducts:
-    """The twin, for tests without a card: fp32 products of 16 padded rows, so that a row never depends on its company."""
+    """The twin, for tests without a card: fp32 products of 16 padded rows, so that a row ignores its company."""
 
     def __init__(self) -> None:
         self._dense: dict[int, torch.Tensor] = {}

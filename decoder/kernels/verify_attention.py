@@ -1,7 +1,7 @@
 """Split-KV attention for 1 … 16 verify rows, and the combine with the output gate.
 
-Segment s of a kv head reads the key blocks s, s + segments, s + 2·segments, …: which block belongs to which segment, and
-the order inside it, depend on neither the length nor the number of rows, so a row's result never does either.
+Segment s of a kv head reads the key blocks s, s + segments, s + 2·segments, …: which block belongs to which segment,
+and the order inside it, depend on neither the length nor the number of rows, so a row's result never does either.
 """
 
 import torch
