@@ -23,6 +23,7 @@ class Comparison:
         self._run = run
         self._config = config
         self._display = display
+        self._launches = 0  # measured to their end
         manifest = run.directory.manifest()
         self._builds = [build.name for build in manifest.builds[:2]]
         self._checker = RunChecker(
@@ -38,38 +39,44 @@ class Comparison:
         An engine that dies voids the comparison. Ctrl-C and configuration errors pass through; anything unexpected
         becomes a VoidMeasurementError.
         """
-        launches = 0
         try:
             outcome = self._looks()
-            launches = outcome.launches
+            self._run.finish(max(1, outcome.launches))
         except KernarcError as error:
             if error.exit_code != VoidMeasurementError.exit_code:
                 raise
-            outcome = self._evaluate(launches, (), void_reasons=(error.message.splitlines()[0],))
+            outcome = self._evaluate(self._launches, (), void_reasons=(error.message.splitlines()[0],))
         except Exception as error:
             raise VoidMeasurementError(
                 f"the comparison broke: {type(error).__name__}: {error}",
                 f"the measured streams are kept in {self._run.directory.path}; this is a fault of ours",
             ) from error
         outcome = with_words(outcome)
-        self._run.finish(max(1, outcome.launches))
         self._run.directory.write_document(VERDICT_FILE, outcome.model_dump_json(indent=2))
         return outcome
 
     def _looks(self) -> GateOutcome:
-        outcome = self._evaluate(0, ())
         for look in self._config.looks:
             self._display.begin_look(self._run, look)
-            for launch in range(outcome.launches, look):
-                self._run.measure_launch(launch)
-                outcome = self._evaluate(launch + 1, ())
-                self._display.launch_done(outcome)
-                if outcome.void_reasons:
-                    return self._checked(outcome.launches)
+            while self._launches < look:
+                outcome = self._measure_launch()
+                wrong_output = self._launches == 1 and outcome.verdict is not Verdict.INCONCLUSIVE
+                if wrong_output or outcome.void_reasons:
+                    return outcome
             outcome = self._checked(look)
             undecided = outcome.verdict is Verdict.INCONCLUSIVE and outcome.speed_verdict is Verdict.INCONCLUSIVE
             if not undecided:
                 break
+        return outcome
+
+    def _measure_launch(self) -> GateOutcome:
+        """One more launch; its outcome knows the outputs of the first one, because wrong ones need no second look."""
+        self._run.measure_launch(self._launches)
+        self._launches += 1
+        outcome = self._evaluate(self._launches, ())
+        if self._launches == 1 or outcome.void_reasons:
+            outcome = self._checked(self._launches)
+        self._display.launch_done(outcome)
         return outcome
 
     def _checked(self, launches: int) -> GateOutcome:

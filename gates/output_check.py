@@ -19,6 +19,8 @@ from .rates import clustered_rate
 
 WORST_KEPT = 5
 
+Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, output ids
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -35,6 +37,9 @@ class Scorer(Protocol):
 
     def scores(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Scores:
         """Gaps and choices at every output position."""
+
+    def release(self) -> None:
+        """Frees what is held in memory."""
 
 
 @dataclass(frozen=True)

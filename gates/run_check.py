@@ -11,8 +11,7 @@ from ..harness.records import BuildRecord, RunManifest, StreamRecord, StreamStat
 from ..harness.storage import Request
 from .config import OutputCheckConfig
 from .outcomes import OutputOutcome
-from .output_check import Scorer, check_build, could_not_run
-from .scoring import ReferenceScorer, Text
+from .output_check import Scorer, Text, check_build, could_not_run
 
 OnChecked = Callable[[int, int], None]  # streams done, streams in all
 
@@ -49,7 +48,10 @@ class RunChecker:
         prompts = {request_id: request.prompt_ids for request_id, request in requests.items()}
         judges = {build: self._judge_or_reason(build, streams, prompts) for build in builds}
         self._read_all(judges, streams, prompts, on_checked)
-        return [self._outcome(build, judges[build], streams, prompts) for build in builds]
+        outcomes = [self._outcome(build, judges[build], streams, prompts) for build in builds]
+        for judge in self._judges.values():
+            judge.scorer.release()
+        return outcomes
 
     def identity(
         self, baseline: str, candidate: str, streams: Sequence[StreamRecord], requests: dict[str, Request]
@@ -101,6 +103,8 @@ class RunChecker:
                     texts.append((prompts[stream.request_id], stream.token_ids))
         if not texts:
             raise KernarcError(f"{build} has no sound output to calibrate τ on")
+        from .scoring import ReferenceScorer  # brings torch and transformers, which take seconds to import
+
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
         ends = frozenset(Checkpoint(path).eos_token_ids) if self._may_end_early else frozenset[int]()
         return _Judge(scorer, scorer.calibrate_tau(texts), ends)

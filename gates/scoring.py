@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from .config import OutputCheckConfig
-from .output_check import Scores
+from .output_check import Scores, Text
 from .reference import Reference, ReferenceModelError, model_sha256
 
 CONTENDERS = 8  # tokens whose order rounding may change
 FORMAT = "1"  # of a cached result; changed whenever its meaning changes
 
-Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, output ids
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -92,6 +91,10 @@ class ReferenceScorer:
             found.append(logits.gather(1, wanted).cpu().numpy())
             row += len(logits)
         return {"logits": np.concatenate(found)}
+
+    def release(self) -> None:
+        """Frees the model: the engines that are measured next want the memory."""
+        self._loaded = None
 
     def _reference(self, dtype: str) -> Reference:
         """One model in memory at a time: two of a large one would not fit."""

@@ -91,7 +91,9 @@ def _is_sound(tree: Path, commit: str) -> bool:
     if not (tree / ".git").exists():
         return False
     try:
-        return _git(tree, "rev-parse", "HEAD") == commit and not _git(tree, "status", "--porcelain", "--untracked-files=no")
+        return _git(tree, "rev-parse", "HEAD") == commit and not _git(
+            tree, "status", "--porcelain", "--untracked-files=no"
+        )
     except ConfigError:
         return False
 

@@ -136,6 +136,9 @@ class FixedScores:
     def scores(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Scores:
         return Scores(self.gaps[: len(output_ids)], np.zeros(len(self.gaps[: len(output_ids)]), dtype=np.int64))
 
+    def release(self) -> None:
+        return
+
 
 def judged(make_stream: MakeStream, gaps: Sequence[float], max_divergence_rate: float = 0.0) -> OutputOutcome:
     stream = make_stream("b", token_ids=tuple(range(len(gaps))))

@@ -1,0 +1,224 @@
+"""`kernarc-gate compare` and `check`, the real command line, against decoders of known speed and known output."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernarc.cli import main
+from kernarc.harness.conformance.process import ConformanceServer
+from kernarc.harness.storage import RunDirectory
+
+from .cycle_checkpoint import write_cycle_checkpoint
+
+FAKE_DECODER = Path(__file__).parents[1] / "harness" / "fake_decoder"
+SMALL = ["--depths", "32", "--requests", "4", "--max-tokens", "33", "--looks", "3", "--json"]
+
+WriteBuild = Callable[..., str]
+Gate = Callable[..., "Finished"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cycle_checkpoint(tmp_path_factory.mktemp("cycle") / "model")
+
+
+@pytest.fixture
+def build(tmp_path: Path, model: Path) -> WriteBuild:
+    """Writes a build file whose engine is the stand-in decoder; returns its path."""
+
+    def write(name: str, *extra_args: str, drafts: int = 3, step_ms: float = 4.0) -> str:
+        arguments = json.dumps(["--step-ms", str(step_ms), *extra_args])
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(
+            f"engine: kernarc\nnum_speculative_tokens: {drafts}\nmodel: {{path: {model}}}\n"
+            f"pythonpath: [{FAKE_DECODER}]\nextra_args: {arguments}\n"
+        )
+        return str(path)
+
+    return write
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gate:
+    """Runs the real command line, in this process: importing the reference takes longer than any comparison here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+    def run(*arguments: str) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["kernarc-gate", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        output = capsys.readouterr()
+        return Finished(int(stopped.value.code or 0), output.out, output.err)
+
+    return run
+
+
+def verdict_file(tmp_path: Path, run: str = "run") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((tmp_path / run / "verdict.json").read_text())
+    return content
+
+
+def test_slower_step_fails_and_the_report_says_so(
+    gate: Gate, build: WriteBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "step-summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    builds = build("fast"), build("slow", step_ms=16.0)
+    result = gate("compare", *builds, *SMALL, "--out", "run")
+    assert result.returncode == 1, result.stderr
+    output = json.loads(result.stdout)
+    assert list(output) == ["run_dir", "verdict", "depths", "output_check", "next_step"]
+    assert (output["run_dir"], output["verdict"]) == ("run", "FAIL")
+    (depth,) = output["depths"]
+    assert depth["point_estimate"] == pytest.approx(3, abs=1.5)
+    assert depth["step_effect"] == pytest.approx(3, abs=1.5)
+    assert depth["acceptance_effect"] == pytest.approx(0, abs=1e-9)
+    assert depth["low"] > 0.01
+    assert (depth["launches"], depth["pairs"]) == (3, 12)
+    assert output["output_check"]["verdict"] == "PASS"
+    assert output["output_check"]["positions"] == output["output_check"]["matches"] == 12 * 33
+    assert "the effect is from the step" in verdict_file(tmp_path)["sentence"]
+    assert summary.read_text().startswith("## FAIL: `slow` against `fast`")
+    assert 'type="FAIL"' in (tmp_path / "run" / "junit.xml").read_text()
+    assert RunDirectory(tmp_path / "run").manifest().finished_utc is not None
+
+
+def test_fewer_accepted_drafts_are_attributed_to_acceptance(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    """Both take 12 ms a step; one commits 4 tokens a step, the other 2."""
+    result = gate("compare", build("four", step_ms=12.0), build("two", drafts=1, step_ms=12.0), *SMALL, "--out", "run")
+    assert result.returncode == 1, result.stderr
+    (depth,) = json.loads(result.stdout)["depths"]
+    assert depth["acceptance_effect"] == pytest.approx(1.0, abs=1e-9)
+    assert abs(depth["step_effect"]) < 0.5
+    assert "from the acceptance of drafts" in verdict_file(tmp_path)["sentence"]
+
+
+def test_faster_passes_with_a_table_and_one_sentence(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    builds = build("slow", step_ms=16.0), build("fast")
+    result = gate("compare", *builds, *SMALL[:-1], "--out", "run")
+    assert result.returncode == 0, result.stderr
+    assert "PASS: fast is nowhere slower" in result.stdout
+    assert "IMPROVED" in result.stdout
+    assert "equal in all 12 requests" in result.stdout
+    assert "after 3 launches" in result.stderr
+    assert verdict_file(tmp_path)["improved_depths"] == [32]
+
+
+def test_wrong_token_fails_after_one_launch_whatever_the_speed(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    builds = build("slow", step_ms=16.0), build("wrong", "--wrong-token-at", "9")
+    result = gate("compare", *builds, *SMALL, "--out", "run")
+    assert result.returncode == 1, result.stderr
+    output = json.loads(result.stdout)
+    assert output["verdict"] == output["output_check"]["verdict"] == "FAIL"
+    assert output["output_check"]["divergences"] == 4
+    found = verdict_file(tmp_path)
+    assert found["launches"] == 1
+    assert "position 9" in found["sentence"]
+    assert "first different in d32-l0-r" in found["identity"]
+    assert "the reference's choice" in found["identity"]
+
+
+def test_wrong_baseline_is_void(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    result = gate("compare", build("wrong", "--wrong-token-at", "9"), build("right"), *SMALL)
+    assert result.returncode == 4, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "VOID"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (["--die-at-request", "2"], "planted fault|ended|exit code 42"),
+        (["--exit-at-start", "3"], "exit code 3"),
+        (["--stop-early", "5"], "28 tokens came where 33"),
+        (["--cached-prompt-tokens", "9"], "cache"),
+    ],
+    ids=["dies", "does not start", "truncates", "reuses its cache"],
+)
+def test_broken_engine_is_void_and_exit_code_4(
+    gate: Gate, build: WriteBuild, tmp_path: Path, fault: list[str], reason: str
+) -> None:
+    result = gate("compare", build("sound"), build("broken", *fault), *SMALL, "--out", "run")
+    assert result.returncode == 4, result.stderr
+    assert json.loads(result.stdout)["verdict"] == "VOID"
+    reasons = " ".join(verdict_file(tmp_path)["void_reasons"])
+    assert any(part in reasons for part in reason.split("|")), reasons
+
+
+def test_endpoints_without_a_reference_never_pass(gate: Gate, tmp_path: Path) -> None:
+    with ConformanceServer() as server:
+        fast, slow = (f"endpoint:{server.url(case)}#{case}" for case in ("steady-1ms", "steady-10ms"))
+        small = ["--depths", "32", "--requests", "2", "--max-tokens", "17", "--looks", "3", "--json"]
+        passed = gate("compare", slow, fast, *small, "--out", "improved")
+        failed = gate("compare", fast, slow, *small, "--out", "slower")
+    assert passed.returncode == 3, passed.stderr
+    output = json.loads(passed.stdout)
+    assert (output["verdict"], output["output_check"]["verdict"]) == ("INCONCLUSIVE", "INCONCLUSIVE")
+    assert "reference_model" in output["next_step"]
+    assert failed.returncode == 1, failed.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "kernarc"],
+        ["compare", "no-such-build", "kernarc"],
+        ["compare", "kernarc", "kernarc", "--config", "no-such-gate"],
+        ["compare", "kernarc", "kernarc", "--looks", "2"],
+        ["compare", "git:no-such-commit", "kernarc"],
+        ["compare", "kernarc", "kernarc", "--resume", "run"],
+        ["check", "no-such-run"],
+    ],
+    ids=lambda arguments: " ".join(arguments[1:]),
+)
+def test_usage_errors_are_exit_code_2(gate: Gate, arguments: list[str], tmp_path: Path) -> None:
+    result = gate(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_interrupted_comparison_is_resumed_to_its_verdict(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    marker = tmp_path / "died"
+    builds = build("fast"), build("slow", "--die-at-request", "3", "--die-once", str(marker), step_ms=16.0)
+    first = gate("compare", *builds, *SMALL, "--out", "run")
+    assert first.returncode == 4, first.stderr
+    again = gate("compare", "--resume", "run", "--json")
+    assert again.returncode == 1, again.stderr
+    assert json.loads(again.stdout)["depths"][0]["pairs"] == 12
+
+
+def test_check_judges_a_finished_run_and_notices_a_tampered_one(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    builds = f"{build('a')},{build('b')}"
+    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33"]
+    assert gate("bench", "--builds", builds, *small, "--out", "run").returncode == 0
+    sound = gate("check", "run")
+    assert sound.returncode == 0, sound.stderr
+    assert "PASS" in sound.stdout
+    stored = json.loads((tmp_path / "run" / "check.json").read_text())
+    assert [entry["verdict"] for entry in stored["output_checks"]] == ["PASS", "PASS"]
+    streams = tmp_path / "run" / "streams.jsonl"
+    lines = streams.read_text().splitlines()
+    changed = json.loads(lines[-1])
+    changed["events"][-1]["token_ids"][-1] = (changed["events"][-1]["token_ids"][-1] + 1) % 97
+    streams.write_text("\n".join([*lines[:-1], json.dumps(changed)]) + "\n")
+    wrong = gate("check", "run", "--json")
+    assert wrong.returncode == 1, wrong.stderr
+    output = json.loads(wrong.stdout)
+    assert output["verdict"] == "FAIL"
+    assert sum(entry["divergences"] for entry in output["output_checks"]) == 1
