@@ -46,6 +46,7 @@ class BuildConfig(ConfigModel):
     served_model: str | None = None  # endpoint only: the name to send; None: the first one it lists
     vocab_size: Annotated[int, Field(ge=2)] = 1000  # endpoint only: prompts are random ids below it
     tokenizer: str | None = None  # endpoint only: a tokenizer.json, for prompts of real text
+    api: Literal["completions", "chat"] = "completions"  # endpoint only; chat needs tokenizer, and /tokenize there
     api_key_variable: str | None = None  # endpoint only: the environment variable that holds its key
     events_are_steps: bool | None = None  # false: a server whose events are not steps; None: as the stream shows
 
@@ -60,6 +61,8 @@ class BuildConfig(ConfigModel):
             raise ValueError("'url' belongs to engine 'endpoint', which needs it")
         if self.engine == "endpoint" and (self.extra_args or self.environment or self.python or self.pythonpath):
             raise ValueError("an endpoint is not started by us: extra_args, environment, python, pythonpath do nothing")
+        if self.api == "chat" and self.tokenizer is None:
+            raise ValueError("'api: chat' belongs to engine 'endpoint' and needs a 'tokenizer', to make text for it")
         return self
 
 

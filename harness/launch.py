@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .builds import Build
+from .chat_prompt import fit_chat_prompt
 from .checkpoints import Checkpoint
 from .client import CompletionRequest, StreamingClient, StreamOutcome
 from .config import MeasurementConfig
@@ -22,6 +23,7 @@ from .requests import prompt_sha256, request_sha256
 from .schedule import Slot, launch_order
 from .storage import Request, RunDirectory, StorageError
 from .text_tokenizer import load_text_tokenizer
+from .token_counts import TextTokenizer
 
 WARMUP_BLOCK = -1
 
@@ -33,6 +35,7 @@ class _Arm:
     build: Build
     engine: RunningEngine
     client: StreamingClient
+    tokenizer: TextTokenizer | None
     counters_before: dict[str, float] = field(default_factory=dict)  # of the first measured stream
     counters: dict[str, float] = field(default_factory=dict)  # as last read
     samples: list[EnvironmentSample] = field(default_factory=list)
@@ -102,14 +105,10 @@ class Launch:
         stack.callback(engine.stop)
         self._observer.engine_ready(name, launch, engine.ready_s)
         tokenizer_json = checkpoint.tokenizer_json if checkpoint else build.config.tokenizer_json
-        client = StreamingClient(
-            engine.base_url,
-            stream_limits(limits),
-            tokenizer=load_text_tokenizer(tokenizer_json) if tokenizer_json else None,
-            api_key=api_key(build),
-        )
+        tokenizer = load_text_tokenizer(tokenizer_json) if tokenizer_json else None
+        client = StreamingClient(engine.base_url, stream_limits(limits), tokenizer=tokenizer, api_key=api_key(build))
         stack.callback(client.close)
-        return _Arm(build, engine, client, counters=engine.counters())
+        return _Arm(build, engine, client, tokenizer, counters=engine.counters())
 
     def _engine(self, build: Build) -> Engine:
         return engine_of(build, self._plan.max_context)
@@ -128,8 +127,9 @@ class Launch:
         arm.counters_before = arm.counters
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
+        completion = self._completion(arm, request)
         before = sample(self._gpu)
-        outcome = arm.client.complete(self._completion(arm, request))
+        outcome = arm.client.complete(completion)
         after = sample(self._gpu)
         arm.samples += [before, after]
         counters_before, arm.counters = arm.counters, arm.engine.counters()
@@ -150,13 +150,19 @@ class Launch:
         return record
 
     def _completion(self, arm: _Arm, request: Request) -> CompletionRequest:
+        """The prompt as ids; for a chat endpoint as text that its template makes exactly as long."""
         drafts = arm.build.num_speculative_tokens
-        return CompletionRequest(
+        completion = CompletionRequest(
             prompt_ids=request.prompt_ids,
             max_tokens=self._plan.measurement.max_tokens,
             model=arm.engine.model_name,
             max_tokens_per_step=None if drafts is None else drafts + 1,
         )
+        if arm.build.config.api == "completions" or arm.tokenizer is None:
+            return completion
+        text = arm.tokenizer.decode(request.prompt_ids)
+        messages = fit_chat_prompt(arm.client, arm.engine.model_name, text, request.depth)
+        return replace(completion, prompt_ids=(), messages=messages, prompt_tokens=request.depth)
 
     def _length_problem(self, outcome: StreamOutcome) -> str | None:
         """Answers of different lengths are different work."""

@@ -61,6 +61,18 @@ def test_an_engine_starts_answers_and_stops_with_all_it_started(
     assert "serve" in (tmp_path / "a.log").read_text().splitlines()[0], "the log begins with the command"
 
 
+def test_a_proxy_of_the_environment_is_not_asked(
+    fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    engine = start(fake_build("a"), tmp_path / "a.log", start_s=20)
+    assert engine.counters()
+    engine.stop()
+
+
 def test_an_engine_that_ends_while_starting_tells_code_and_log(fake_build: MakeBuild, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="a ended while starting with exit code 3") as error:
         start(fake_build("a", "--exit-at-start", "3"), tmp_path / "a.log")
