@@ -1,0 +1,60 @@
+"""The time left comes from what was seen; a display runs no thread while a stream is read."""
+
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kernarc.harness.builds import Build
+from kernarc.harness.config import MeasurementConfig
+from kernarc.harness.plan import RunPlan
+from kernarc.harness.progress import TimeLeft
+from kernarc.harness.progress_display import ProgressDisplay
+from kernarc.harness.records import StreamRecord
+from kernarc.harness.runs import Run
+from kernarc.harness.schedule import Slot
+from rich.console import Console
+
+MakeStream = Callable[..., StreamRecord]
+
+
+def slots(*wanted: tuple[str, int]) -> list[Slot]:
+    return [Slot(n, 0, build, depth, f"r{n}") for n, (build, depth) in enumerate(wanted)]
+
+
+def test_time_left_is_the_mean_of_the_same_build_and_depth(stream: MakeStream) -> None:
+    time_left = TimeLeft()
+    assert time_left.seconds([]) == 0
+    assert time_left.seconds(slots(("a", 128))) is None
+    for seconds in (2, 4):
+        time_left.add(stream(build="a", depth=128, sent_ns=0, ended_ns=seconds * 10**9))
+    time_left.add(stream(build="b", depth=128, sent_ns=0, ended_ns=10 * 10**9))
+    assert time_left.seconds(slots(("a", 128), ("a", 128), ("b", 128))) == pytest.approx(3 + 3 + 10)
+
+
+def test_an_unseen_depth_is_scaled_from_the_seen_ones(stream: MakeStream) -> None:
+    time_left = TimeLeft()
+    time_left.add(stream(build="a", depth=100, sent_ns=0, ended_ns=10**9))
+    assert time_left.seconds(slots(("a", 400))) == pytest.approx(4)
+    assert time_left.seconds(slots(("a", 50))) == pytest.approx(1)
+    assert time_left.seconds(slots(("b", 100))) is None
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_display_shows_what_happens_without_a_thread(
+    is_terminal: bool, fake_build: Callable[..., Build], tmp_path: Path
+) -> None:
+    output = io.StringIO()
+    threads: set[str] = set()
+    config = MeasurementConfig(depths=(20,), requests_per_depth=2, max_tokens=9)
+    plan = RunPlan.of("bench", "test", config, [fake_build("a")], 1)
+    with ProgressDisplay(Console(file=output, force_terminal=is_terminal, width=200, color_system=None)) as display:
+        run = Run.create(plan, tmp_path / "run", display)
+        display.begin(run)
+        run.measure(lambda _: threads.update(thread.name for thread in threading.enumerate()))
+    assert threads == {"MainThread"}
+    shown = output.getvalue()
+    assert f"run directory: {tmp_path / 'run'}" in shown.replace("\n", "")
+    assert "launch 0: a is ready after" in shown
+    assert ("a at 20" in shown) == is_terminal
