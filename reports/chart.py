@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -14,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from . import format as fmt
-from .labels import Spot, place
-from .tables import Column, SpeedTable
+from .labels import Spot, between, clearest, place, side_by_side
+from .tables import Column, SpeedCell, SpeedTable
 
 DATUM_TOKENS_PER_SECOND = 100.0
 INK, MUTED, GRID, PAPER = "#14202b", "#5b6873", "#dfe4e8", "#ffffff"
@@ -24,6 +23,7 @@ FIGURE_INCHES = (7.2, 4.8)
 AXES_BOX = (0.085, 0.2, 0.885, 0.64)  # left, bottom, width, height in parts of the figure
 AXES_POINTS = (FIGURE_INCHES[0] * AXES_BOX[2] * 72, FIGURE_INCHES[1] * AXES_BOX[3] * 72)
 VALUE_POINTS = 9.5
+DODGE_POINTS = 9.0  # between marks that stand side by side
 SIDES = {"start": "left", "middle": "center", "end": "right"}
 RC: dict[Any, Any] = {
     "svg.hashsalt": "kernarc-gate",
@@ -116,29 +116,27 @@ def _draw_columns(axes: Axes, table: SpeedTable) -> None:
         stroke = stroke_of(table, column)
         cells = [cell for cell in table.cells.values() if cell.column is column and cell.tokens_per_second is not None]
         axes.plot(
-            [cell.depth for cell in cells], [cell.tokens_per_second or 0.0 for cell in cells], color=stroke.colour,
-            linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker, markersize=6.5,
+            [_place_of(axes, table, cell) for cell in cells], [cell.tokens_per_second or 0.0 for cell in cells],
+            color=stroke.colour, linestyle=stroke.dash, linewidth=1.8, marker=stroke.marker, markersize=6.5,
             markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgecolor=stroke.colour,
             markeredgewidth=1.5, zorder=10 + order, label=column.label,
         )  # fmt: skip
         for cell in cells:
             speed, interval = cell.tokens_per_second or 0.0, cell.tokens_per_second_interval
             if interval is not None:
+                reach = [[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]]
                 axes.errorbar(
-                    [cell.depth], [speed], yerr=[[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]],
-                    color=stroke.colour, elinewidth=1.2, capsize=4, capthick=1.2, fmt="none", zorder=9,
+                    [_place_of(axes, table, cell)], [speed], yerr=reach, color=stroke.colour, elinewidth=1.2,
+                    capsize=4, capthick=1.2, fmt="none", zorder=9,
                 )  # fmt: skip
 
 
 def _draw_values(axes: Axes, table: SpeedTable) -> None:
     """Every speed beside its mark, placed in points from the top left of the axes."""
     shown = [(cell, cell.tokens_per_second) for cell in table.cells.values() if cell.tokens_per_second is not None]
-    low, high = (math.log2(end) for end in axes.get_xlim())
-    top = axes.get_ylim()[1]
     spots = [
         Spot(
-            x=(math.log2(cell.depth) - low) / (high - low) * AXES_POINTS[0],
-            y=(1 - speed / top) * AXES_POINTS[1],
+            *_in_points(axes, _place_of(axes, table, cell), speed),
             width=len(fmt.tokens_per_second(speed)) * VALUE_POINTS * 0.68,
         )
         for cell, speed in shown
@@ -150,11 +148,27 @@ def _draw_values(axes: Axes, table: SpeedTable) -> None:
             continue
         stroke = stroke_of(table, cell.column)
         axes.annotate(
-            fmt.tokens_per_second(speed), (cell.depth, speed), xytext=(placement.x - spot.x, spot.y - placement.y),
-            textcoords="offset points", ha=SIDES[placement.anchor], va="center_baseline", fontsize=VALUE_POINTS,
+            fmt.tokens_per_second(speed), (_place_of(axes, table, cell), speed),
+            xytext=(placement.x - spot.x, spot.y - placement.y), textcoords="offset points",
+            ha=SIDES[placement.anchor], va="center_baseline", fontsize=VALUE_POINTS,
             color=stroke.colour if stroke.is_filled else MUTED, fontweight="bold" if stroke.is_filled else "normal",
             bbox=PAPER_BOX, zorder=20,
         )  # fmt: skip
+
+
+def _place_of(axes: Axes, table: SpeedTable, cell: SpeedCell) -> float:
+    """A cell's depth, a few points aside where the builds' intervals would cover each other."""
+    if not table.has_overlapping_intervals:
+        return float(cell.depth)
+    low, high = (math.log2(end) for end in axes.get_xlim())
+    points = side_by_side(table.columns.index(cell.column), len(table.columns), DODGE_POINTS)
+    return float(cell.depth * 2 ** (points / AXES_POINTS[0] * (high - low)))
+
+
+def _in_points(axes: Axes, depth: float, speed: float) -> tuple[float, float]:
+    """Data to points from the top left of the axes, y downwards."""
+    low, high = (math.log2(end) for end in axes.get_xlim())
+    return (math.log2(depth) - low) / (high - low) * AXES_POINTS[0], (1 - speed / axes.get_ylim()[1]) * AXES_POINTS[1]
 
 
 def _draw_axes(axes: Axes, table: SpeedTable) -> float:
@@ -166,11 +180,10 @@ def _draw_axes(axes: Axes, table: SpeedTable) -> float:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda depth, _: _depth_label(table, round(depth))))
     axes.set_xlabel("Context depth, tokens (log 2)", labelpad=7)
-    speeds = [cell.tokens_per_second for cell in table.cells.values() if cell.tokens_per_second is not None]
-    top = max(speeds, default=DATUM_TOKENS_PER_SECOND) * 1.17
+    top = (table.highest_speed or DATUM_TOKENS_PER_SECOND) * 1.17
     axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 4, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda speed, _: fmt.count(round(speed)) if top > 5 else f"{speed:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda speed, _: fmt.axis_number(speed)))
     axes.grid(axis="y", color=GRID, linewidth=0.7, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -180,14 +193,19 @@ def _draw_axes(axes: Axes, table: SpeedTable) -> float:
 
 
 def _draw_datum(axes: Axes, table: SpeedTable, top: float) -> None:
-    """The published promise as a chain line, labelled in the widest gap between depths."""
-    if top < DATUM_TOKENS_PER_SECOND or all(cell.tpot is None for cell in table.cells.values()):
+    """The published promise as a chain line, labelled where the builds' lines keep clear of it."""
+    if top < DATUM_TOKENS_PER_SECOND or table.highest_speed is None:
         return
-    gaps = sorted(pairwise(table.depths), key=lambda gap: (-gap[1] / gap[0], gap))
-    place = (gaps[0][0] * gaps[0][1]) ** 0.5 if gaps else table.depths[0]
+    lines = [
+        [(math.log2(depth), cell.tokens_per_second) for depth in table.depths
+         if (cell := table.cells.get((column.key, depth))) and cell.tokens_per_second is not None]
+        for column in table.columns
+    ]  # fmt: skip
+    places = between([math.log2(depth) for depth in table.depths])
+    where = 2 ** clearest(places, lines, DATUM_TOKENS_PER_SECOND)
     axes.axhline(DATUM_TOKENS_PER_SECOND, color=INK, linewidth=0.9, linestyle=(0, (12, 3, 2, 3)), zorder=2)
     axes.annotate(
-        "100 tok/s", (place, DATUM_TOKENS_PER_SECOND), xytext=(0, -1), textcoords="offset points", ha="center",
+        "100 tok/s", (where, DATUM_TOKENS_PER_SECOND), xytext=(0, -1), textcoords="offset points", ha="center",
         va="center", fontsize=8.5, color=INK, bbox=PAPER_BOX, zorder=2.5,
     )  # fmt: skip
 
@@ -196,17 +214,17 @@ def _draw_dimension_lines(axes: Axes, table: SpeedTable, top: float) -> None:
     """A fine dimension line between baseline and candidate where they are apart; the ratio stands below the depth."""
     if len(table.candidates) != 1:
         return
-    candidate = table.candidates[0]
     for depth in table.depths:
-        speed_up = table.speed_ups[candidate.key, depth]
-        if speed_up.ratio is None:
-            continue
-        low = table.cells[table.baseline.key, depth].tokens_per_second or 0.0
-        high = table.cells[candidate.key, depth].tokens_per_second or 0.0
-        if abs(high - low) > top * 0.16:
+        ends = [table.cells.get((column.key, depth)) for column in table.columns]
+        reaches = sorted(
+            cell.tokens_per_second_interval or (cell.tokens_per_second, cell.tokens_per_second)
+            for cell in ends
+            if cell is not None and cell.tokens_per_second is not None
+        )
+        if len(reaches) == 2 and reaches[1][0] - reaches[0][1] > top * 0.16:
             axes.annotate(
-                "", (depth, high), xytext=(depth, low), zorder=1,
-                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 8, "shrinkB": 8},
+                "", (depth, reaches[1][0]), xytext=(depth, reaches[0][1]), zorder=1,
+                arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 6, "shrinkB": 6},
             )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ A value is first settled to six significant digits, then rounded half to even in
 the records, from table.json and from table.csv is the same text, whatever the last bit of a float was.
 """
 
+import re
 from decimal import ROUND_HALF_EVEN, Decimal
 
 SIGNIFICANT_DIGITS = 6
@@ -103,6 +104,17 @@ def share(fraction: float) -> str:
 def gibibytes(value_bytes: int) -> str:
     """Memory: 80 GiB."""
     return f"{fixed(value_bytes / 2**30, 0)} GiB"
+
+
+def model_name(model: str) -> str:
+    """What a public sheet calls a checkpoint: a hub name as it is, a local path by its last part."""
+    is_path = model.startswith(("/", ".", "~")) or "\\" in model
+    return model.replace("\\", "/").rstrip("/").split("/")[-1] if is_path else model
+
+
+def short_hashes(text: str) -> str:
+    """Text with every long hexadecimal digest cut to its first 12 digits."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b", r"\1", text)
 
 
 def _decimals(value: float, below_one: int, below_hundred: int) -> int:

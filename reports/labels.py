@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MARK = 8.0  # half the side of the square that a mark keeps free
 GAP = 9.0  # from a point to the near edge of its label
@@ -47,8 +48,8 @@ def place(spots: Sequence[Spot], *, height: float, bounds: Box) -> list[Placemen
 
 
 def _rank(spot: Spot, spots: Sequence[Spot]) -> str:
-    """Highest, lowest or between, among the points of this x."""
-    heights = sorted(other.y for other in spots if other.x == spot.x)
+    """Highest, lowest or between, among the points of this depth (they may stand side by side)."""
+    heights = sorted(other.y for other in spots if abs(other.x - spot.x) < 2 * MARK)
     if spot.y == heights[0]:
         return "highest"
     return "lowest" if spot.y == heights[-1] else "between"
@@ -75,3 +76,30 @@ def _inside(box: Box, bounds: Box) -> bool:
 
 def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def clearest(candidates: Sequence[float], lines: Sequence[Sequence[tuple[float, float]]], y: float) -> float:
+    """The x among the candidates at which every line keeps furthest from y; the first of equals."""
+
+    def room(x: float) -> float:
+        distances = [
+            abs(top + (bottom - top) * (x - left) / (right - left) - y)
+            for line in lines
+            for (left, top), (right, bottom) in pairwise(line)
+            if left <= x <= right and right > left
+        ]
+        return round(min(distances, default=0.0), 3)
+
+    return max(candidates, key=room)
+
+
+def between(xs: Sequence[float]) -> list[float]:
+    """Places for a label that names a line: half, a quarter and three quarters of the way across the wide gaps."""
+    gaps = sorted(pairwise(xs), key=lambda gap: gap[0] - gap[1])
+    wide = [(left, right) for left, right in gaps if right - left > 0.6 * (gaps[0][1] - gaps[0][0])]
+    return [left + (right - left) * part for left, right in wide for part in (0.5, 0.25, 0.75)] or list(xs)
+
+
+def side_by_side(index: int, count: int, step: float) -> float:
+    """How far the index-th of count marks stands from the middle."""
+    return (index - (count - 1) / 2) * step

@@ -45,7 +45,7 @@ def general_notes(runs: Sequence[SavedRun], table: SpeedTable) -> tuple[Note, ..
 
 def _depths(runs: Sequence[SavedRun], table: SpeedTable) -> str:
     lengths = _joined(fmt.count(run.manifest.max_tokens) for run in runs)
-    sources = _joined(run.manifest.prompt_source for run in runs)
+    sources = fmt.short_hashes(_joined(run.manifest.prompt_source for run in runs))
     return (
         f"The prompt's length in tokens, sent as token ids: {', '.join(fmt.count(depth) for depth in table.depths)}. "
         f"Greedy decoding, batch 1, {lengths} tokens out of every request, end of text ignored. Prompts: {sources}."
@@ -60,7 +60,7 @@ def _model(build: BuildRecord) -> str:
         drafts = "no drafts"
     else:
         drafts = f"{build.num_speculative_tokens} draft tokens a step"
-    return f"{build.model}{sha}, {drafts}"
+    return f"{fmt.model_name(build.model)}{sha}, {drafts}"
 
 
 def _software(build: BuildRecord) -> str:

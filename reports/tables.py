@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from ..harness.errors import RecordError
 from ..harness.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
@@ -97,6 +98,23 @@ class SpeedTable:
     def subject(self) -> Column:
         """Who the sheet is about: the first candidate, or the one build there is."""
         return self.columns[min(1, len(self.columns) - 1)]
+
+    @property
+    def has_overlapping_intervals(self) -> bool:
+        """True where two columns' intervals overlap at some depth: a chart then draws them side by side."""
+        shown = [(cell, cell.tokens_per_second_interval) for cell in self.cells.values()]
+        return any(
+            one.depth == other.depth and first[0] <= second[1] and second[0] <= first[1]
+            for (one, first), (other, second) in combinations(shown, 2)
+            if first is not None and second is not None
+        )
+
+    @property
+    def highest_speed(self) -> float | None:
+        """The top of the highest interval, or of the highest median; None where nothing has a speed."""
+        speeds = [cell.tokens_per_second for cell in self.cells.values() if cell.tokens_per_second is not None]
+        ends = [each[1] for cell in self.cells.values() if (each := cell.tokens_per_second_interval) is not None]
+        return max([*speeds, *ends], default=None)
 
     def without_speed(self, depth: int) -> str:
         """Who has no speed at a depth, for a chart: "", "no speed" (nobody has), or "no speed: a, b"."""

@@ -35,7 +35,7 @@ def title_block(runs: Sequence[SavedRun], table: SpeedTable, revision: str) -> T
         drawing_number=drawing_number(runs),
         revision=revision,
         date=max(run.manifest.created_utc[:10] for run in runs),
-        model=", ".join(dict.fromkeys(column.build.model.rstrip("/").split("/")[-1] for column in table.columns)),
+        model=", ".join(dict.fromkeys(fmt.model_name(column.build.model) for column in table.columns)),
         hardware=", ".join(hardware),
         checked=_checked(table),
     )

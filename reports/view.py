@@ -3,16 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from . import format as fmt
 from .chart import DATUM_TOKENS_PER_SECOND
-from .labels import Placement, Spot, place
+from .labels import Placement, Spot, between, clearest, place, side_by_side
+from .table_files import interval_text
 from .tables import SpeedCell, SpeedTable
 
 NICE_STEPS = (1.0, 2.0, 2.5, 4.0, 5.0, 10.0)
 HEADROOM = 1.14
 LABEL_HEIGHT = 16.0
+DODGE = 11.0  # between marks that stand side by side
+DIMENSION_HEIGHT = 38  # two arrow heads and the ratio between them
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,8 @@ class View:
 
 def view(table: SpeedTable, paper: Paper) -> View:
     """Lays the table out on paper: log-2 depths, speeds from zero."""
-    speeds = [cell.tokens_per_second for cell in table.cells.values() if cell.tokens_per_second is not None]
-    highs = [interval[1] for cell in table.cells.values() if (interval := cell.tokens_per_second_interval) is not None]
-    top = max([*speeds, *highs], default=DATUM_TOKENS_PER_SECOND) * HEADROOM
+    highest = table.highest_speed
+    top = (highest or DATUM_TOKENS_PER_SECOND) * HEADROOM
     xs = _depth_positions(table.depths, paper)
 
     def y_of(speed: float) -> float:
@@ -129,20 +130,29 @@ def view(table: SpeedTable, paper: Paper) -> View:
         series=series,
         ratios=_ratios(table, series, paper),
         missing=tuple(Tick(xs[depth], text) for depth in table.depths if (text := table.without_speed(depth))),
-        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if speeds and top >= DATUM_TOKENS_PER_SECOND else None,
-        datum_label_x=_widest_gap(list(xs.values()), paper),
+        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if highest and top >= DATUM_TOKENS_PER_SECOND else None,
+        datum_label_x=clearest(
+            between(list(xs.values())),
+            [[(point.x, point.y) for point in each.points] for each in series],
+            y_of(DATUM_TOKENS_PER_SECOND),
+        ),
     )
 
 
-def describe(cell: SpeedCell) -> str:
+def describe(table: SpeedTable, cell: SpeedCell) -> str:
     """One point in words: "kernarc, 8,192 tokens of context: 139.9 tok/s, 7.15 ms/token, 95 % interval …"."""
     text = (
         f"{cell.column.label}, {fmt.count(cell.depth)} tokens of context: "
         f"{fmt.tokens_per_second(cell.tokens_per_second)} tok/s, {fmt.milliseconds(cell.tpot_ms)} ms/token"
     )
-    if cell.tpot is None or cell.tpot.low is None or cell.tpot.high is None:
+    if cell.tpot is not None and cell.tpot.low is not None and cell.tpot.high is not None:
+        text += f", 95 % interval {fmt.milliseconds_interval(cell.tpot.low, cell.tpot.high)} ms"
+    speed_up = table.speed_ups.get((cell.column.key, cell.depth))
+    if speed_up is None or speed_up.ratio is None:
         return text
-    return f"{text}, 95 % interval {fmt.milliseconds_interval(cell.tpot.low, cell.tpot.high)} ms"
+    interval = interval_text(speed_up)
+    about = f" ({interval})" if interval else ""
+    return f"{text}; {fmt.speed_up(speed_up.ratio)} over {table.baseline.label}{about}"
 
 
 def describe_chart(table: SpeedTable) -> str:
@@ -170,8 +180,14 @@ def _depth_positions(depths: Sequence[int], paper: Paper) -> dict[int, float]:
 
 
 def _all_series(table: SpeedTable, xs: dict[int, float], y_scale: float, paper: Paper) -> tuple[Series, ...]:
+    step = DODGE if table.has_overlapping_intervals else 0.0
     shown = [
-        (index, cell, xs[depth], paper.y_end - cell.tokens_per_second * y_scale)
+        (
+            index,
+            cell,
+            xs[depth] + side_by_side(index, len(table.columns), step),
+            paper.y_end - cell.tokens_per_second * y_scale,
+        )
         for index, column in enumerate(table.columns)
         for depth in table.depths
         if (cell := table.cells.get((column.key, depth))) is not None and cell.tokens_per_second is not None
@@ -184,7 +200,9 @@ def _all_series(table: SpeedTable, xs: dict[int, float], y_scale: float, paper: 
     for (index, cell, x, y), label, placement in zip(shown, labels, placements, strict=True):
         interval = cell.tokens_per_second_interval
         low, high = (None, None) if interval is None else (paper.y_end - end * y_scale for end in interval)
-        points.setdefault(index, []).append(Point(x, y, low, high, label, placement, describe(cell), cell.depth, index))
+        points.setdefault(index, []).append(
+            Point(x, y, low, high, label, placement, describe(table, cell), cell.depth, index)
+        )
     is_pair = len(table.columns) > 1
     return tuple(
         Series(index, column.label, is_pair and index == 0, tuple(points.get(index, ())))
@@ -202,10 +220,11 @@ def _ratios(table: SpeedTable, series: Sequence[Series], paper: Paper) -> tuple[
         other, speed_up = upper.get(point.depth), table.speed_ups[table.candidates[0].key, point.depth]
         if other is None or speed_up.ratio is None or (found and found[-1].x - point.x < paper.label_gap):
             continue
-        y_top, y_bottom = sorted((point.y, other.y))
-        if y_bottom - y_top >= 58:
+        top, bottom = sorted((point, other), key=lambda each: each.y)
+        y_top, y_bottom = max(top.y, top.y_low or 0) + 10, min(bottom.y, bottom.y_high or bottom.y) - 10
+        if y_bottom - y_top >= DIMENSION_HEIGHT:
             label = fmt.speed_up(speed_up.ratio) + ("*" if speed_up.is_derived else "")
-            found.append(Ratio(point.x, y_top + 10, y_bottom - 10, label))
+            found.append(Ratio((point.x + other.x) / 2, y_top, y_bottom, label))
     return tuple(found)
 
 
@@ -214,12 +233,3 @@ def _nice_ticks(top: float) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(step * magnitude for step in NICE_STEPS if step * magnitude >= rough)
     return [step * index for index in range(int(top / step) + 1)]
-
-
-def _widest_gap(xs: Sequence[float], paper: Paper) -> float:
-    """The middle of the widest stretch between depths: room for the datum's label."""
-    gaps = [(right - left, left) for left, right in pairwise(xs)]
-    if not gaps:
-        return float(paper.left + 30)
-    width, left = max(gaps, key=lambda gap: (round(gap[0], 6), -gap[1]))
-    return left + width / 2
