@@ -12,7 +12,7 @@ COMMANDS = {
     "check": ("cli_gate", "Check every output token of a finished run against the reference."),
     "report": ("cli_report", "Render table, chart and page from saved records."),
     "history": ("cli_report", "List the runs of a folder and how speed moved."),
-    "calibrate": ("cli_gate", "False alarms, coverage and the smallest effect the gate can see."),
+    "calibrate": ("cli_calibrate", "False alarms, coverage and the smallest effect the gate can see."),
     "selftest": ("cli_machine", "Measure this machine's client against a server of known speed."),
     "serve": ("cli_decoder", "Serve a checkpoint with the bundled decoder."),
     "generate": ("cli_decoder", "Continue a prompt with the bundled decoder."),

@@ -1,4 +1,4 @@
-"""`compare`, `check` and `calibrate`: the gate on the command line."""
+"""`compare` and `check`: the gate on the command line."""
 
 import json
 import sys

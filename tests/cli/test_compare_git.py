@@ -132,9 +132,7 @@ def test_old_worktrees_go_but_none_in_use(repository: Repository, tmp_path: Path
             kept.append(Path(resolve_build(f"git:{commit}").pythonpath[0]))  # held by this process
         else:
             command = [sys.executable, "-c", script, f"git:{commit}"]
-            found = subprocess.run(
-                command, check=True, capture_output=True, text=True, cwd=repository.path, env=os.environ
-            )
+            found = subprocess.run(command, check=True, capture_output=True, text=True)
             kept.append(Path(found.stdout.strip()))
     assert kept[0].is_dir()
     assert not kept[1].exists()

@@ -1,0 +1,106 @@
+"""A real A/A on this machine: pairs of a build with itself, turned into noise components and what they allow."""
+
+from dataclasses import dataclass, replace
+
+from .bootstrap import Floats
+from .comparison import Measured
+from .config import GateConfig
+from .noise import Noise
+from .noise_components import NoiseComponents, Recommendation, detectable_effect, noise_components, recommend
+from .pairing import Pairing, pair_streams
+from .simulate import GateRule
+
+WANTED_EFFECTS = (0.02, 0.03, 0.05)
+
+
+@dataclass(frozen=True)
+class DepthNoise:
+    """One depth of an A/A."""
+
+    depth: int
+    noise: NoiseComponents
+    pairs: int
+    detectable: tuple[float, ...]  # at each look of the gate, a fraction
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What an A/A found. recommendations: for the loudest depth, one a wanted effect."""
+
+    launches: int
+    depths: tuple[DepthNoise, ...]
+    recommendations: tuple[Recommendation, ...]
+    void_reasons: tuple[str, ...]
+
+    @property
+    def loudest(self) -> DepthNoise:
+        """The depth that limits the gate."""
+        return max(self.depths, key=lambda depth: depth.detectable[-1])
+
+
+def calibrate(measured: Measured, config: GateConfig) -> Calibration:
+    """Noise components and detectable effects of every depth; void reasons where the A/A cannot be used."""
+    pairing = pair_ab(measured)
+    if pairing.void_reasons or len(pairing.launches) < 2:
+        reasons = pairing.void_reasons or ("noise components need at least two launches",)
+        return Calibration(len(pairing.launches), (), (), reasons)
+    depths = tuple(_depth_noise(pairs.depth, pairs.log_tpot_ratios(), config) for pairs in pairing.depths)
+    found = Calibration(len(pairing.launches), depths, (), ())
+    recommendations = tuple(
+        recommend(
+            found.loudest.noise,
+            effect,
+            num_depths=len(depths),
+            margin=config.margin,
+            confidence=config.confidence,
+        )
+        for effect in WANTED_EFFECTS
+    )
+    return replace(found, recommendations=recommendations)
+
+
+def pair_ab(measured: Measured) -> Pairing:
+    """The pairs of the run's first two builds over its measured launches."""
+    manifest = measured.manifest
+    return pair_streams(
+        measured.streams,
+        baseline=measured.baseline,
+        candidate=measured.candidate,
+        depths=manifest.depths,
+        launches=range(measured.launches),
+        requests_per_depth=manifest.requests_per_depth,
+        max_missing_pairs_per_depth=manifest.max_void_streams_per_cell,
+    )
+
+
+def found_noise(calibration: Calibration) -> Noise:
+    """The loudest depth's components as a noise to simulate."""
+    components = calibration.loudest.noise
+    return Noise("as measured", launch=components.launch, request=components.request)
+
+
+def rule_of(config: GateConfig, depths: int | None = None) -> GateRule:
+    """The part of a gate's configuration that a simulation needs."""
+    return GateRule(
+        depths=depths or len(config.depths),
+        requests=config.requests_per_depth,
+        margin=config.margin,
+        confidence=config.confidence,
+        looks=config.looks,
+    )
+
+
+def _depth_noise(depth: int, launches: list[Floats], config: GateConfig) -> DepthNoise:
+    noise = noise_components(launches)
+    detectable = tuple(
+        detectable_effect(
+            noise,
+            launches=look,
+            requests=config.requests_per_depth,
+            num_depths=len(config.depths),
+            margin=config.margin,
+            confidence=config.confidence_of_a_look,
+        )
+        for look in config.looks
+    )
+    return DepthNoise(depth, noise, sum(len(values) for values in launches), detectable)

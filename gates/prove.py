@@ -1,0 +1,118 @@
+"""`python -m kernarc.gates.prove`: the gate on real engines of this machine, sound and planted; prints what it decided.
+
+Every case is the real command line on the small structured checkpoint. Exit code 1 where one was not as expected.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+QUICK = ("--requests", "10", "--max-tokens", "48", "--looks", "3")
+FULL = ("--requests", "20", "--max-tokens", "64", "--looks", "5,8,12")
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A candidate with a planted fault ("" for none), how it is measured, and what the gate has to say."""
+
+    name: str
+    plant: str
+    arguments: tuple[str, ...]
+    expected: str
+    is_expected: Callable[[JsonObject], bool]
+
+
+def _is_attributed_to(largest: str, other: str) -> Callable[[JsonObject], bool]:
+    def holds(outcome: JsonObject) -> bool:
+        depths = outcome["depths"]
+        return outcome["verdict"] == "FAIL" and all(abs(depth[largest]) > 2 * abs(depth[other]) for depth in depths)
+
+    return holds
+
+
+def _is_wrong_output(outcome: JsonObject) -> bool:
+    return outcome["verdict"] == "FAIL" and outcome["output_check"]["verdict"] == "FAIL"
+
+
+CASES = (
+    Case(
+        "5 % slower steps",
+        "step_delay=0.05",
+        FULL,
+        "FAIL, from the step",
+        _is_attributed_to("step_effect", "acceptance_effect"),
+    ),
+    Case(
+        "drafts rejected at equal step time",
+        "reject_drafts=0.3",
+        QUICK,
+        "FAIL, from acceptance",
+        _is_attributed_to("acceptance_effect", "step_effect"),
+    ),
+    Case("wrong tokens", "wrong_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
+    Case("dropped tokens", "drop_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
+    Case("NaN weights", "nan", QUICK, "FAIL or VOID", lambda outcome: outcome["verdict"] in ("FAIL", "VOID")),
+    Case(
+        "truncated output", "truncate=16", QUICK, "FAIL or VOID", lambda outcome: outcome["verdict"] in ("FAIL", "VOID")
+    ),
+)
+
+
+@click.command()
+@click.option("--runs", default=20, show_default=True, help="A/A comparisons of kernarc with itself.")
+@click.option("--depths", default="128", show_default=True, help="Context depths of every case.")
+@click.option("--only", default="", help="Only cases whose name holds this text.")
+def main(runs: int, depths: str, only: str) -> None:
+    """Runs A/A comparisons and planted faults; prints one line each and a summary."""
+    with tempfile.TemporaryDirectory(prefix="kernarc-prove-") as folder:
+        sound = Case("A/A", "", QUICK, "not FAIL", lambda outcome: outcome["verdict"] in ("PASS", "INCONCLUSIVE"))
+        cases = [sound] * (runs if only in sound.name else 0) + [case for case in CASES if only in case.name]
+        failed = sum(not _run(case, number, len(cases), depths, Path(folder)) for number, case in enumerate(cases))
+    click.echo(f"{len(cases) - failed} of {len(cases)} as expected")
+    sys.exit(1 if failed else 0)
+
+
+def _run(case: Case, number: int, total: int, depths: str, folder: Path) -> bool:
+    candidate = "kernarc"
+    if case.plant:
+        candidate = str(folder / f"planted-{number}.yaml")
+        arguments = json.dumps(["--plant", case.plant])
+        Path(candidate).write_text(f"engine: kernarc\nnum_speculative_tokens: 3\nextra_args: {arguments}\n")
+    started = time.monotonic()
+    out = folder / f"run-{number}"
+    flags: Sequence[str] = ["--depths", depths, *case.arguments, "--seed", str(number), "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "kernarc.cli", "compare", "kernarc", candidate, *flags]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    took_s = time.monotonic() - started
+    try:
+        outcome = json.loads(result.stdout)
+    except ValueError:
+        click.echo(f"[{number + 1}/{total}] {case.name}: no outcome, exit code {result.returncode}\n{result.stderr}")
+        return False
+    good = case.is_expected(outcome)
+    effects = ", ".join(_effect(depth) for depth in outcome["depths"]) or "no pairs"
+    mark = "as expected" if good else f"NOT as expected ({case.expected})"
+    verdict = f"{outcome['verdict']} (exit {result.returncode}), output {outcome['output_check']['verdict']}"
+    click.echo(f"[{number + 1}/{total}] {case.name}: {verdict}, {effects}; {took_s:.0f} s; {mark}")
+    return good
+
+
+def _effect(depth: JsonObject) -> str:
+    bounds = "no interval" if depth["low"] is None else f"{depth['low']:+.1%} … {depth['high']:+.1%}"
+    split = ""
+    if depth["step_effect"] is not None:
+        split = f", step {depth['step_effect']:+.1%}, acceptance {depth['acceptance_effect']:+.1%}"
+    return f"depth {depth['depth']}: {depth['point_estimate']:+.1%} ({bounds}{split}, {depth['launches']} launches)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Variance components against noise of known size; detectable effects against the simulated gate."""
+
+import math
+
+import numpy as np
+import pytest
+from kernarc.gates.noise import Noise
+from kernarc.gates.noise_components import NoiseComponents, detectable_effect, noise_components, recommend
+from kernarc.gates.simulate import GateRule, simulate_decisions
+
+
+def test_components_of_known_noise_are_found() -> None:
+    rng = np.random.default_rng(0)
+    launches = [0.01 * rng.normal() + 0.02 * rng.normal(size=rng.integers(30, 50)) for _ in range(400)]
+    found = noise_components(launches)
+    assert found.launch == pytest.approx(0.01, rel=0.1)
+    assert found.request == pytest.approx(0.02, rel=0.03)
+
+
+def test_components_by_hand() -> None:
+    """Launches (0, 2) and (4, 6): within 2, between 16, n₀ = 2, so launch² = (16 − 2)/2 = 7."""
+    found = noise_components([np.array([0.0, 2.0]), np.array([4.0, 6.0])])
+    assert found.request == pytest.approx(math.sqrt(2))
+    assert found.launch == pytest.approx(math.sqrt(7))
+
+
+def test_launch_noise_is_never_below_zero() -> None:
+    assert noise_components([np.array([-1.0, 1.0]), np.array([1.0, -1.0])]).launch == 0
+
+
+def test_one_launch_says_nothing() -> None:
+    with pytest.raises(ValueError, match="two launches"):
+        noise_components([np.array([0.0, 1.0])])
+
+
+def test_detectable_effect_is_what_the_simulated_gate_detects() -> None:
+    """One depth, one look, so that the formula's case is the simulation's."""
+    noise = NoiseComponents(launch=0.005, request=0.02)
+    effect = detectable_effect(noise, launches=8, requests=20, num_depths=1, margin=0.01, confidence=0.95)
+    rule = GateRule(depths=1, requests=20, looks=(8,), n_resamples=1000)
+    simulated = simulate_decisions(Noise("", launch=0.005, request=0.02), rule, effect, 600, seed=0)
+    assert simulated.failed == pytest.approx(0.9, abs=0.07)
+
+
+def test_recommendation_sees_the_effect_and_is_not_larger_than_needed() -> None:
+    noise = NoiseComponents(launch=0.01, request=0.02)
+    rule = {"num_depths": 4, "margin": 0.01, "confidence": 0.95}
+    advice = recommend(noise, 0.03, **rule)  # type: ignore[arg-type]
+    assert advice.launches is not None
+    seen = [
+        detectable_effect(noise, launches=launches, requests=advice.requests, **rule)  # type: ignore[arg-type]
+        for launches in (advice.launches - 1, advice.launches)
+    ]
+    assert seen[1] <= 0.03 < seen[0]
+    assert recommend(NoiseComponents(launch=0.5, request=0.02), 0.03, **rule).launches is None  # type: ignore[arg-type]
