@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -85,7 +85,9 @@ class Run:
         run._require_same_models(manifest)
         if directory.was_killed():
             with directory.lock():
-                run._note_interruption("the measuring process ended without a word (killed, or the power failed)")
+                run._note_interruption(
+                    "the measuring process ended without a word (killed, disk full, or the power failed)"
+                )
         return run
 
     @property
@@ -165,8 +167,10 @@ class Run:
             try:
                 yield
             except BaseException as error:
-                with suppress(StorageError):  # a full disk must not hide what went wrong
+                try:
                     self._note_interruption(_reason(error))
+                except StorageError:  # a full disk must not hide what went wrong
+                    self.directory.leave_trace()
                 raise
             finally:
                 self._is_open = False

@@ -55,6 +55,7 @@ class RunDirectory:
         self.logs_path = self.path / "logs"
         self.lock_path = self.path / "run.lock"
         self._tails_are_whole = False
+        self._leaves_trace = False
 
     def create(self, manifest: RunManifest) -> Self:
         """Starts a run in a folder that holds none yet."""
@@ -165,7 +166,12 @@ class RunDirectory:
             try:
                 yield
             finally:
-                self.lock_path.unlink(missing_ok=True)
+                if not self._leaves_trace:
+                    self.lock_path.unlink(missing_ok=True)
+
+    def leave_trace(self) -> None:
+        """Makes was_killed() true after this process: it could not write down why it stopped."""
+        self._leaves_trace = True
 
     def was_killed(self) -> bool:
         """True where the last process that measured this run ended without saying so."""

@@ -148,6 +148,9 @@ def test_the_disk_is_full(fake_build: MakeBuild, tmp_path: Path) -> None:
     more = measured(run)
     assert more[: len(kept)] == kept
     resumed = Run.resume(tmp_path / "run")
+    (interruption,) = resumed.directory.manifest().interruptions
+    assert "no space left" in interruption.reason or "disk full" in interruption.reason
+    assert interruption.streams_done == len(more)
     resumed.measure()
     assert_complete(resumed, more)
 
