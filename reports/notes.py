@@ -124,8 +124,8 @@ def _pairing(runs: Sequence[SavedRun], table: SpeedTable) -> list[str]:
 def _intervals(table: SpeedTable) -> str:
     text = (
         "95 %. Of a median: 10,000 seeded two-level bootstrap resamples, launches first, then requests inside each. "
-        "Of a paired speed-up: the gate's own, for all depths at once, the wider of that bootstrap and Student's t on "
-        "launch means."
+        "Of a paired speed-up: as the gate computes it, for all depths at once, the wider of that bootstrap and "
+        "Student's t on launch means."
     )
     if any(each.launches == 1 for each in table.speed_ups.values()):
         text += " With one launch it holds the spread of requests alone, not that between launches."

@@ -90,7 +90,6 @@ def _environment() -> Environment:
         "count": fmt.count,
         "seconds": fmt.seconds,
         "xy": lambda value: f"{value:.1f}",
-        "lane_tokens": lambda lane: fmt.count(len(lane.stream.token_ids)),
         "lane_speed": _lane_speed,
     }
     return environment

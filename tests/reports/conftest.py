@@ -153,6 +153,8 @@ def make_run() -> MakeRun:
         checked: bool = True,
         scale: float = 1.0,
         run_id: str = "run-0001",
+        kind: str = "bench",
+        planned_launches: int | None = None,
         created_utc: str = "2026-10-14T09:00:00.000+00:00",
         change: Callable[[StreamRecord], StreamRecord | None] = lambda stream: stream,
         shuffle: int | None = None,
@@ -160,7 +162,7 @@ def make_run() -> MakeRun:
     ) -> Path:
         manifest = RunManifest(
             run_id=run_id,
-            kind="bench",
+            kind=kind,
             created_utc=created_utc,
             config_name="default",
             config_yaml="depths: [128]\n",
@@ -169,7 +171,7 @@ def make_run() -> MakeRun:
             requests_per_depth=requests_per_depth,
             max_tokens=tokens,
             seed=seed,
-            launches=launches,
+            launches=planned_launches or launches,
             residency="both",
             requests_sha256="01" * 32,
             prompt_source="stdlib text",

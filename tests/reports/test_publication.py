@@ -139,11 +139,14 @@ def test_very_long_outputs_are_cut_to_keep_the_page_small(
 ) -> None:
     run = make_run(tmp_path / "run", launches=1, requests_per_depth=1, depths=(128,))
     monkeypatch.setattr(race, "MAX_DATA_BYTES", 2_000)
-    runs = load_runs([run])
-    text = race.race_json(race.races(runs, speed_table(runs)))
-    assert len(text.encode()) <= 2_000
-    lanes = json.loads(text)["races"][0]["lanes"]
-    assert all(lane["cut"] > 0 and len(lane["t"]) == len(lane["text"]) for lane in lanes)
+    render_run([run], tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    block = page.split('id="race-data">')[1].split("</script>")[0]
+    assert len(block.encode()) <= 2_000
+    lanes = json.loads(block)["races"][0]["lanes"]
+    assert all(lane["cut"] and len(lane["t"]) == len(lane["text"]) for lane in lanes)
+    assert f'<dd class="tokens">{sum(lanes[0]["n"])}</dd>' in page
+    assert "only the beginning of a long output" in page
 
 
 def test_notes_come_from_the_manifest(published: Path) -> None:

@@ -110,6 +110,14 @@ def test_a_check_of_fewer_streams_than_were_measured_is_no_check(make_run: MakeR
     assert "31 of 32 streams were checked" in (cell.void_reason or "")
 
 
+def test_a_gate_that_stopped_early_has_all_its_streams_and_a_bench_has_not(make_run: MakeRun, tmp_path: Path) -> None:
+    shape = {"launches": 3, "planned_launches": 12, "tokens": 32, "depths": (128,)}
+    compared = speed_table(load_runs([make_run(tmp_path / "compare", kind="compare", **shape)]))
+    assert compared.cells["0:kernarc", 128].tpot is not None
+    benched = speed_table(load_runs([make_run(tmp_path / "bench", kind="bench", **shape)]))
+    assert "24 of 96 streams recorded" in (benched.cells["0:kernarc", 128].void_reason or "")
+
+
 def void_at_8192(stream: StreamRecord) -> StreamRecord:
     if stream.build == "kernarc" and stream.request_id == "d8192-l0-r3":
         return stream.model_copy(update={"status": StreamStatus.VOID, "void_reason": "stalled for 10 s"})
