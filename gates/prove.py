@@ -34,13 +34,18 @@ class Case:
 def _is_attributed_to(largest: str, other: str) -> Callable[[JsonObject], bool]:
     def holds(outcome: JsonObject) -> bool:
         depths = outcome["depths"]
-        return outcome["verdict"] == "FAIL" and all(abs(depth[largest]) > 2 * abs(depth[other]) for depth in depths)
+        is_clear = all(abs(depth[largest]) > 2 * abs(depth[other]) for depth in depths)
+        return bool(outcome["verdict"] == "FAIL" and is_clear)
 
     return holds
 
 
 def _is_wrong_output(outcome: JsonObject) -> bool:
-    return outcome["verdict"] == "FAIL" and outcome["output_check"]["verdict"] == "FAIL"
+    return bool(outcome["verdict"] == outcome["output_check"]["verdict"] == "FAIL")
+
+
+def _is_stopped(outcome: JsonObject) -> bool:
+    return outcome["verdict"] in ("FAIL", "VOID")
 
 
 CASES = (
@@ -60,10 +65,8 @@ CASES = (
     ),
     Case("wrong tokens", "wrong_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
     Case("dropped tokens", "drop_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
-    Case("NaN weights", "nan", QUICK, "FAIL or VOID", lambda outcome: outcome["verdict"] in ("FAIL", "VOID")),
-    Case(
-        "truncated output", "truncate=16", QUICK, "FAIL or VOID", lambda outcome: outcome["verdict"] in ("FAIL", "VOID")
-    ),
+    Case("NaN weights", "nan", QUICK, "FAIL or VOID", _is_stopped),
+    Case("truncated output", "truncate=16", QUICK, "FAIL or VOID", _is_stopped),
 )
 
 
@@ -91,7 +94,7 @@ def _run(case: Case, number: int, total: int, depths: str, folder: Path) -> bool
     out = folder / f"run-{number}"
     flags: Sequence[str] = ["--depths", depths, *case.arguments, "--seed", str(number), "--out", str(out), "--json"]
     command = [sys.executable, "-m", "kernarc.cli", "compare", "kernarc", candidate, *flags]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     took_s = time.monotonic() - started
     try:
         outcome = json.loads(result.stdout)
