@@ -14,36 +14,62 @@ from .config import FULL_ATTENTION, ModelConfig
 
 
 class KeyValueCache:
-    """Keys and values of one attention layer, [kv heads, T, head_dim] each; rolling back is a length reset."""
+    """Keys and values of one attention layer for T positions, in fp32; rolling back is a length reset.
 
-    def __init__(self, config: ModelConfig, max_context: int, dtype: torch.dtype, device: str) -> None:
-        shape = (config.num_key_value_heads, max_context, config.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+    Keys lie transposed, which is how the product with few queries reads them fastest. Their row length is padded off
+    the powers of two, which would put every row into the same cache sets.
+    """
+
+    def __init__(self, config: ModelConfig, max_context: int, device: str) -> None:
+        heads, dim = config.num_key_value_heads, config.head_dim
+        padded = max_context + 16 + -max_context % 32  # an odd number of cache lines
+        self.keys_t = torch.empty(heads, dim, padded, device=device)[..., :max_context]  # [kv heads, D, T]
+        self.values = torch.empty(heads, max_context, dim, device=device)  # [kv heads, T, D]
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """[kv heads, T, D], a view."""
+        return self.keys_t.mT
+
+    def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """keys, values: [R, kv heads, D] at positions start … start + R − 1."""
+        end = start + keys.shape[0]
+        self.keys_t[:, :, start:end] = keys.permute(1, 2, 0)
+        self.values[:, start:end] = values.transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaUpdate:
+    """What a chunk of C rows does to a GDN state: S_n = S·e^{G_n} + Σ_{i ≤ n} e^{G_n − G_i} k_i Δ_iᵀ for any n ≤ C."""
+
+    keys: torch.Tensor  # [value heads, C, Dk]
+    deltas: torch.Tensor  # [value heads, C, Dv]
+    decay: torch.Tensor  # [value heads, C, C], e^{G_i − G_j} for j ≤ i
+    decay_from_start: torch.Tensor  # [value heads, C, 1], e^{G_i}
+
+    def apply_(self, state: torch.Tensor, num_rows: int) -> None:
+        """Advance S [value heads, Dk, Dv] in place by the first `num_rows`: one read, one write."""
+        last = num_rows - 1
+        deltas = self.deltas[:, :num_rows] * self.decay[:, last, :num_rows, None]
+        state.mul_(self.decay_from_start[:, last : last + 1]).baddbmm_(self.keys[:, :num_rows].mT, deltas)
 
 
 @dataclass(slots=True)
 class PendingRows:
-    """The uncommitted rows of one GDN layer's last forward, R of them; rows before `first` are in the state already."""
+    """The uncommitted rows of one GDN layer's last forward, R of them; rows before `first` are in S already."""
 
     first: int
     window: torch.Tensor  # [W − 1 + R, channels], conv inputs: the committed window, then the rows
-    keys: torch.Tensor  # [value heads, R − first, key dim]
-    deltas: torch.Tensor  # [value heads, R − first, value dim]
-    log_decay: torch.Tensor  # [value heads, R − first, 1], summed from row `first` on
+    update: DeltaUpdate  # of the R − first rows
 
 
 class DeltaNetState:
-    """Committed state of one GDN layer: the matrix S and the last W − 1 conv inputs."""
+    """Committed state of one GDN layer: the matrix S and the last W − 1 conv inputs, before activation."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        heads, key_dim, value_dim = (
-            config.linear_num_value_heads,
-            config.linear_key_head_dim,
-            config.linear_value_head_dim,
-        )
-        self.recurrent = torch.zeros(heads, key_dim, value_dim, dtype=torch.float32, device=device)
-        self.window = torch.zeros(config.linear_conv_kernel_dim - 1, config.conv_dim, dtype=dtype, device=device)
+    def __init__(self, config: ModelConfig, device: str) -> None:
+        shape = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
+        self.recurrent = torch.zeros(shape, device=device)
+        self.window = torch.zeros(config.linear_conv_kernel_dim - 1, config.conv_dim, device=device)
         self.pending: PendingRows | None = None
 
     def reset(self) -> None:
@@ -53,16 +79,12 @@ class DeltaNetState:
         self.pending = None
 
     def commit(self, num_rows: int) -> None:
-        """Keep the first `num_rows` of the pending forward: S ← S·e^G + Σ k_i (e^(G − G_i) Δ_i)ᵀ."""
-        rows = self.pending
-        assert rows is not None, "commit follows a forward"
-        assert num_rows > rows.first, "rows of earlier chunks are in the state already"
-        count = num_rows - rows.first
-        log_decay = rows.log_decay[:, :count]
-        total = log_decay[:, -1:]  # [heads, 1, 1]
-        deltas = rows.deltas[:, :count] * (total - log_decay).exp_()
-        self.recurrent.mul_(total.exp()).baddbmm_(rows.keys[:, :count].mT, deltas)
-        self.window.copy_(rows.window[num_rows : num_rows + self.window.shape[0]])
+        """Keep the first `num_rows` of the pending forward."""
+        pending = self.pending
+        assert pending is not None, "commit follows a forward"
+        assert num_rows > pending.first, "rows of earlier chunks are in the state already"
+        pending.update.apply_(self.recurrent, num_rows - pending.first)
+        self.window.copy_(pending.window[num_rows : num_rows + self.window.shape[0]])
         self.pending = None
 
 
@@ -73,13 +95,11 @@ class SequenceState:
     layers: list[KeyValueCache | DeltaNetState] = field(default_factory=list)
 
     @classmethod
-    def allocate(cls, config: ModelConfig, max_context: int, dtype: torch.dtype, device: str) -> SequenceState:
+    def allocate(cls, config: ModelConfig, max_context: int, device: str) -> SequenceState:
         """Room for `max_context` tokens."""
         return cls(
             [
-                KeyValueCache(config, max_context, dtype, device)
-                if kind == FULL_ATTENTION
-                else DeltaNetState(config, dtype, device)
+                KeyValueCache(config, max_context, device) if kind == FULL_ATTENTION else DeltaNetState(config, device)
                 for kind in config.layer_types
             ]
         )

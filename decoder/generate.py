@@ -70,8 +70,8 @@ class Decoder:
     ) -> Self:
         """Load a checkpoint directory.
 
-        device: auto, cpu or cuda. dtype: of weights and activations, fp32 on a CPU unless given. 0 speculative tokens
-        leaves the MTP head out. max_context: prompt and output together, the model's own limit unless given.
+        device: auto, cpu or cuda. dtype: the device's own unless given, fp32 on a CPU. 0 speculative tokens leaves the
+        MTP head out. max_context: prompt and output together, the model's own limit unless given.
         Raises CheckpointError for the checkpoint, RequestError for a setting outside its range.
         """
         config = ModelConfig.from_directory(model_dir)
@@ -81,10 +81,12 @@ class Decoder:
         if not 2 <= max_context <= window:
             raise RequestError(f"max_context is {max_context}, expected 2 … {window} (max_position_embeddings)")
         device = _resolve_device(device)
-        weights = load_weights(
-            Checkpoint(model_dir, config), dtype or torch.float32, with_mtp=num_speculative_tokens > 0
+        checkpoint = Checkpoint(model_dir, config)
+        session = (
+            _cuda_session(checkpoint, config, max_context, num_speculative_tokens)
+            if device == "cuda"
+            else _torch_session(checkpoint, config, max_context, num_speculative_tokens, dtype)
         )
-        session = TorchSession(config, weights, max_context=max_context, dtype=dtype or torch.float32, device=device)
         return cls(
             config,
             session,
@@ -170,6 +172,28 @@ def _check_drafts(num_speculative_tokens: int, has_mtp: bool) -> None:
 def _resolve_device(device: str) -> str:
     if device not in ("auto", "cpu", "cuda"):
         raise RequestError(f"device is {device!r}, expected auto, cpu or cuda")
-    if device == "cuda":
-        raise DecoderError("the CUDA session is not part of this build", "Use --device cpu.")
-    return "cpu"
+    if device == "auto":
+        usable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+        return "cuda" if usable else "cpu"
+    return device
+
+
+def _torch_session(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    max_context: int,
+    num_speculative_tokens: int,
+    dtype: torch.dtype | None,
+) -> Session:
+    if dtype not in (None, torch.float32):
+        raise RequestError(f"dtype is {dtype}, the CPU path computes in torch.float32")
+    weights = load_weights(checkpoint, torch.float32, with_mtp=num_speculative_tokens > 0)
+    return TorchSession(config, weights, max_context=max_context, device="cpu")
+
+
+def _cuda_session(
+    checkpoint: Checkpoint, config: ModelConfig, max_context: int, num_speculative_tokens: int
+) -> Session:
+    from .cuda_session import CudaSession  # here, because a CPU installation has no triton
+
+    return CudaSession.load(checkpoint, config, max_context=max_context, num_speculative_tokens=num_speculative_tokens)

@@ -21,7 +21,7 @@ def take(weights: Weights, prefix: str) -> Weights:
 
 def offset_norm(weight: torch.Tensor, config: ModelConfig) -> RmsNorm:
     """The model's RMSNorm, which multiplies by 1 + w."""
-    return RmsNorm(1.0 + weight.float(), config.rms_norm_eps)
+    return RmsNorm(1.0 + weight, config.rms_norm_eps)
 
 
 class DecoderLayer:
@@ -49,18 +49,18 @@ class DecoderLayer:
             assert isinstance(state, DeltaNetState)
             mixed = self.mixer.forward(normed, state)
         x = torch.addmm(x, mixed, self.mixer.out_proj)
-        gate, up = (self.mlp_norm(x) @ self.gate_up).chunk(2, -1)
-        return torch.addmm(x, F.silu(gate) * up, self.down)
+        gate, up = torch.split(self.mlp_norm(x) @ self.gate_up, self.down.shape[0], -1)
+        return torch.addmm(x, F.silu(gate).mul_(up), self.down)
 
 
 class Model:
     """Weights of the target, fused for few matrix products; the sequence lives in a SequenceState."""
 
     def __init__(self, config: ModelConfig, weights: Weights, rope: Rope) -> None:
-        """weights: the target's tensors by canonical name, in the compute dtype; taken out as layers are built."""
+        """weights: the target's tensors by canonical name, in fp32; taken out as layers are built."""
         self.embedding = weights["model.embed_tokens.weight"]  # [V, H]
-        head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
-        self.head = head.t()  # [H, V]
+        tied = config.tie_word_embeddings
+        self.head = self.embedding.t() if tied else weights["lm_head.weight"].t().contiguous()  # [H, V]
         self.layers = [
             DecoderLayer(config, kind, take(weights, f"model.layers.{index}."), rope)
             for index, kind in enumerate(config.layer_types)

@@ -14,7 +14,7 @@ class MtpHead:
     """At position p: embedding of token p + 1 and the hidden state of p → a hidden state that predicts token p + 2."""
 
     def __init__(self, config: ModelConfig, weights: Weights, rope: Rope) -> None:
-        """weights: every `mtp.` tensor by its canonical name, in the compute dtype."""
+        """weights: every `mtp.` tensor by its canonical name, in fp32."""
         self.embedding_norm = offset_norm(weights["mtp.pre_fc_norm_embedding.weight"], config)
         self.hidden_norm = offset_norm(weights["mtp.pre_fc_norm_hidden.weight"], config)
         self.fc = weights["mtp.fc.weight"].t().contiguous()  # [2·H, H]

@@ -25,15 +25,14 @@ class TorchSession:
         weights: Weights,
         *,
         max_context: int,
-        dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> None:
-        """weights: Checkpoint tensors in `dtype`, with the `mtp.` ones if drafts are wanted; emptied here."""
-        rope = Rope(config, max_context, dtype, device)
+        """weights: Checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here."""
+        rope = Rope(config, max_context, device)
         self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
         self.model = Model(config, weights, rope)
-        self.state = SequenceState.allocate(config, max_context, dtype, device)
-        self.mtp_cache = KeyValueCache(config, max_context, dtype, device)
+        self.state = SequenceState.allocate(config, max_context, device)
+        self.mtp_cache = KeyValueCache(config, max_context, device)
         self.device = device
         self.context_length = 0
         self._mtp_length = 0  # positions whose MTP keys and values come from true hidden states

@@ -227,6 +227,7 @@ def test_refusals(decoder: Decoder, base_checkpoint: RandomCheckpoint) -> None:
         ({"max_context": 1}, r"max_context is 1, expected 2 … 1024 \(max_position_embeddings\)"),
         ({"max_context": 1025}, "max_context is 1025"),
         ({"device": "tpu"}, "device is 'tpu', expected auto, cpu or cuda"),
+        ({"device": "cpu", "dtype": torch.bfloat16}, "dtype is torch.bfloat16, the CPU path computes in torch.float32"),
     ]:
         with pytest.raises(RequestError, match=message):
             Decoder.load(base_checkpoint.path, **load_options)  # type: ignore[arg-type]
