@@ -46,8 +46,8 @@ def print_checks(outcomes: Sequence[OutputOutcome], identities: Sequence[str], c
 def _depths(outcome: GateOutcome) -> Table:
     table = Table(title=f"{outcome.candidate} against {outcome.baseline}", title_justify="left")
     table.add_column("depth", justify="right")
-    for heading in ("time per token", "interval", "step time", "acceptance", "pairs", "launches"):
-        table.add_column(heading, justify="right")
+    for heading in ("time/token", "interval", "step time", "acceptance", "pairs"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for depth in outcome.depths:
         step, acceptance = effects(depth)
         table.add_row(
@@ -57,17 +57,16 @@ def _depths(outcome: GateOutcome) -> Table:
             percent(step),
             percent(acceptance),
             count(depth.pairs),
-            count(depth.launches),
         )
     return table
 
 
 def _checks(outcomes: Sequence[OutputOutcome]) -> Table:
     table = Table(title="output check", title_justify="left")
-    table.add_column("build")
-    table.add_column("verdict")
-    for heading in ("tokens", "matches", "near-ties", "divergences", "worst gap", "tau"):
-        table.add_column(heading, justify="right")
+    table.add_column("build", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    for heading in ("tokens", "matches", "near-ties", "diverged", "gap ≤", "tau"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for outcome in outcomes:
         table.add_row(
             outcome.build,
@@ -76,7 +75,7 @@ def _checks(outcomes: Sequence[OutputOutcome]) -> Table:
             count(outcome.matches),
             count(outcome.near_ties),
             count(outcome.divergences),
-            "–" if outcome.worst_gap is None else f"{outcome.worst_gap:.4g}",
-            "–" if outcome.tau is None else f"{outcome.tau:.4g}",
+            "–" if outcome.worst_gap is None else f"{outcome.worst_gap:.3g}",
+            "–" if outcome.tau is None else f"{outcome.tau:.3g}",
         )
     return table
