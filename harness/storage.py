@@ -7,6 +7,7 @@ flight. The manifest is replaced as a whole or not at all. Reading changes nothi
 import errno
 import fcntl
 import json
+import lzma
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -121,8 +122,6 @@ class RunDirectory:
 
     def requests(self) -> dict[str, Request]:
         """Every prompt of the run by its request id, warm-ups included."""
-        if not self.requests_path.exists():
-            return {}
         lines = _whole_lines(self.requests_path)
         requests = [_parse(Request, line, self.requests_path, number) for number, line in lines]
         return {request.request_id: request for request in requests}
@@ -196,6 +195,8 @@ class RunDirectory:
         self.write_document("manifest.json", manifest.model_dump_json(indent=2))
 
     def _append_lines(self, path: Path, lines: list[str]) -> None:
+        if _packed(path).exists() and not path.exists():
+            raise ConfigError(f"{path.name} of this run is packed", f"unpack it first: `xz -d {_packed(path)}`")
         payload = "".join(line + "\n" for line in lines).encode()
         with _clear_disk_errors(path), path.open("ab", buffering=0) as file:
             size_before = file.seek(0, os.SEEK_END)
@@ -218,10 +219,23 @@ def _write_all(descriptor: int, payload: bytes) -> None:
         written += os.write(descriptor, payload[written:])
 
 
+def _read(path: Path) -> bytes:
+    """A file of records, or its `.xz`: a finished run may be kept compressed."""
+    packed = _packed(path)
+    if path.exists() or not packed.exists():
+        return path.read_bytes() if path.exists() else b""
+    try:
+        return lzma.decompress(packed.read_bytes())
+    except lzma.LZMAError as error:
+        raise RecordError(f"{packed} cannot be unpacked: {error}", "unpack it by hand: `xz -d`") from error
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.xz")
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if not path.exists():
-        return
-    content = path.read_bytes()
+    content = _read(path)
     whole = content[: len(content) - len(_torn_tail(content))]
     yield from enumerate(whole.split(b"\n")[:-1], start=1)
 

@@ -15,6 +15,8 @@ from .page import render_page
 from .saved import SavedRun, load_runs
 from .tables import SpeedTable, speed_table
 
+MOVED_FILES = ("moved.md", "moved.json")
+
 
 @dataclass(frozen=True)
 class Publication:
@@ -46,6 +48,8 @@ class Publication:
             "speed.png": chart.render_png(self.table),
             "index.html": render_page(self.runs, self.table, letter=letter, revision=self.revision),
         }
+        for name in MOVED_FILES:  # those of an earlier rendering would contradict this one
+            (out_dir / name).unlink(missing_ok=True)
         if self.revision is not None:
             files["moved.md"] = movement.markdown(self.revision).encode()
             files["moved.json"] = movement.json_text(self.revision).encode()

@@ -2,6 +2,7 @@
 
 import html
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from statistics import median
 
 import matplotlib as mpl
 import pytest
+from kernarc.harness.errors import ConfigError
 from kernarc.harness.records import StreamRecord
 from kernarc.harness.storage import RunDirectory
 from kernarc.reports import chart, race
@@ -38,6 +40,18 @@ def test_two_renders_and_shuffled_records_give_the_same_bytes(
     assert [path.name for path in paths] == NAMES
     for path in paths:
         assert path.read_bytes() == (published / path.name).read_bytes(), path.name
+
+
+def test_a_run_kept_compressed_publishes_the_same_bytes(tmp_path: Path, full_run: Path, published: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for name in ("manifest.json", "check.json"):
+        (kept / name).write_bytes((full_run / name).read_bytes())
+    (kept / "streams.jsonl.xz").write_bytes(lzma.compress((full_run / "streams.jsonl").read_bytes()))
+    for path in render_run([kept], tmp_path / "out"):
+        assert path.read_bytes() == (published / path.name).read_bytes(), path.name
+    with pytest.raises(ConfigError, match="packed"):
+        RunDirectory(kept).append(RunDirectory(kept).streams()[0])
 
 
 def test_another_process_with_other_settings_gives_the_same_bytes(
