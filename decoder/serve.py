@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from aiohttp import web
 
 from .errors import DecoderError
@@ -37,6 +38,7 @@ class ServeSettings:
     port: int = 8000
     device: str = "auto"
     num_speculative_tokens: int = 3
+    threads: int | None = None
     max_context: int | None = None
     served_name: str | None = None
     queue_limit: int = 4
@@ -58,6 +60,8 @@ class Serving:
 def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
     """Serves until SIGTERM or SIGINT. Raises DecoderError where the port or the checkpoint cannot be used."""
     listener = _bind(settings.host, settings.port)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     try:
         decoder = Decoder.load(
             settings.model,

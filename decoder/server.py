@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -93,9 +94,10 @@ class DecoderServer:
             job.cancel()
             writer.open()
             raise
-        if how in ("error", "cancelled"):
-            await response.write(error_event(message or _CANCELLED, "internal_error", 500))
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):  # many clients leave as soon as they have read [DONE]
+            if how in ("error", "cancelled"):
+                await response.write(error_event(message or _CANCELLED, "internal_error", 500))
+            await response.write_eof()
         return response
 
     async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> web.StreamResponse:

@@ -89,4 +89,9 @@ class AnswerFormat:
         return self._head | {"choices": [choice], "usage": counts}
 
     def _usage_json(self, completion_tokens: int) -> str:
-        return json.dumps(usage(len(self._request.prompt_ids), completion_tokens))
+        """usage() as JSON, put together by hand because it may be wanted at every step."""
+        prompt = len(self._request.prompt_ids)
+        return (
+            f'{{"prompt_tokens": {prompt}, "completion_tokens": {completion_tokens}, '
+            f'"total_tokens": {prompt + completion_tokens}, "prompt_tokens_details": {{"cached_tokens": 0}}}}'
+        )

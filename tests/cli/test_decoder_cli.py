@@ -126,7 +126,7 @@ def test_serve_listens_on_the_loopback_alone(served: Served) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_stops_cleanly_in_the_middle_of_a_stream(tiny: Path, number: signal.Signals) -> None:
-    server = Served(str(tiny), "--port", "0", "--num-speculative-tokens", "0")
+    server = Served(str(tiny), "--port", "0", "--num-speculative-tokens", "0", "--threads", "1")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         body = b'{"prompt": [1], "max_tokens": 30000, "ignore_eos": true, "stream": true}'
         connection.sendall(

@@ -107,6 +107,17 @@ def test_a_request_cut_off_in_its_body(server: LiveServer) -> None:
     assert len(server.stream(prompt=[1], max_tokens=3)) == 2
 
 
+def test_a_client_may_leave_right_after_the_end_mark(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(20):
+        with server.connect() as connection:
+            connection.sendall(REQUEST)
+            data = b""
+            while b"[DONE]" not in data:
+                data += connection.recv(65536)
+    assert server.counters.requests == {"length": 20}
+    assert "Traceback" not in caplog.text
+
+
 def test_a_reset_in_the_middle_of_a_stream() -> None:
     gate = threading.Semaphore(1)
     decoder = ScriptedDecoder([[5]] * 100, gate=gate)
