@@ -33,7 +33,7 @@ def depth_list(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 @click.command()
-@click.option("--config", "config_name", default="default", show_default=True, metavar="NAME|PATH", help="A bench.")
+@click.option("--config", "config_name", metavar="NAME|PATH", help="A bench. [default: default]")
 @click.option(
     "--builds", callback=comma_list, metavar="A,B", help="Baseline first: names, files, endpoint:URL, git:REF."
 )
@@ -47,7 +47,7 @@ def depth_list(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Complete an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def bench(
-    config_name: str,
+    config_name: str | None,
     builds: tuple[str, ...] | None,
     out: Path | None,
     resume: Path | None,
@@ -66,7 +66,7 @@ def bench(
 
     with ProgressDisplay() as display, sigterm_as_interrupt():
         if resume is not None:
-            _refuse_with_resume(builds, out, model_path, changes)
+            _refuse_with_resume(config_name, builds, out, model_path, changes)
             run = Run.resume(resume, display)
             if run.plan.kind != "bench":
                 raise ConfigError(
@@ -74,7 +74,7 @@ def bench(
                     f"continue it with `kernarc-gate {run.plan.kind} --resume {resume}`",
                 )
         else:
-            prepared = _prepare(config_name, builds, model_path, changes)
+            prepared = _prepare(config_name or "default", builds, model_path, changes)
             if prepared.remark:
                 display.notify(prepared.remark)
             run = Run.create(prepared.plan, out or Path("runs") / new_run_id("bench"), display)

@@ -117,6 +117,7 @@ def test_void_cells_have_no_speed_and_exit_code_4(server: ConformanceServer, tmp
         (["--dephts", "128"], 2, "No such option"),
         (["--resume", "nowhere"], 2, "nowhere is not a run directory"),
         (["--resume", "x", "--depths", "128"], 2, "--resume takes everything from the run"),
+        (["--resume", "x", "--config", "default"], 2, "--resume takes everything from the run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
