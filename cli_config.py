@@ -55,6 +55,13 @@ def config_check(names: tuple[str, ...], as_json: bool) -> None:
     sys.exit(0 if all(row["ok"] for row in rows) else 2)
 
 
+@config.command("schema")
+@click.argument("kind", type=click.Choice(["benches", "gates", "builds"]))
+def config_schema(kind: str) -> None:
+    """The JSON Schema of a kind of configuration, for editors that complete and check YAML by one."""
+    click.echo(json.dumps(_kinds()[kind].model_json_schema(), indent=2))
+
+
 def _kinds() -> dict[str, "type[ConfigModel]"]:
     from .gates.config import GateConfig
     from .harness.config import BenchConfig, BuildConfig

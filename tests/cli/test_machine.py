@@ -63,6 +63,12 @@ def test_config_check_tells_the_kinds_apart(text: str, said: str, tmp_path: Path
     assert said in result.stdout
 
 
+def test_config_schema_names_every_key() -> None:
+    schema = json.loads(run("config", "schema", "benches").stdout)
+    assert {"depths", "builds", "limits", "void_rules"} <= set(schema["properties"])
+    assert schema["additionalProperties"] is False
+
+
 def test_config_of_an_unknown_name() -> None:
     result = run("config", "show", "nothing")
     assert isinstance(result.exception, ConfigError)
