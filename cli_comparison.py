@@ -45,6 +45,7 @@ class Comparison:
         except KernarcError as error:
             if error.exit_code != VoidMeasurementError.exit_code:
                 raise
+            self._display.notify(f"error: {error}")  # with its hint and the engine's last words
             outcome = self._evaluate(self._launches, (), void_reasons=(error.message.splitlines()[0],))
         except Exception as error:
             raise VoidMeasurementError(

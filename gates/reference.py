@@ -143,12 +143,12 @@ def _dequantised(model_dir: Path, dtype: torch.dtype, device: str) -> Iterator[t
             ours = _reference_name(name)
             if ours is None:
                 continue
-            tensor = file.get_tensor(name)
+            tensor = file.get_tensor(name).to(device)
             scale_name = f"{name}_scale_inv"
             if scale_name in where:
-                tensor = dequantise(tensor, where[scale_name].get_tensor(scale_name), name)
+                tensor = dequantise(tensor, where[scale_name].get_tensor(scale_name).to(device), name)
             kept = torch.float32 if name.endswith(ALWAYS_FLOAT32) else dtype
-            yield ours, tensor.to(device=device, dtype=kept)
+            yield ours, tensor.to(kept)
     except SafetensorError as error:
         raise ReferenceModelError(f"{model_dir}: {error}", "the file is truncated or not safetensors") from error
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +193,8 @@ def _run(
     """The jobs' results in their order; each job has a seed of its own."""
     seeds = [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(len(jobs))]
     results: dict[int, Coverage | Decisions] = {}
-    with ProcessPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    # Fresh interpreters: forking one that has threads (as torch does) can hang.
+    with ProcessPoolExecutor(max_workers=os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(job, seeds[index]): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             results[futures[future]] = future.result()

@@ -1,9 +1,18 @@
 """Stream records of known times and tokens, made up."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from kernarc.harness.records import StreamRecord, StreamStatus, TokenEvent, Usage
+from kernarc.harness.records import (
+    BuildRecord,
+    Environment,
+    RunManifest,
+    StreamRecord,
+    StreamStatus,
+    TokenEvent,
+    Usage,
+)
 
 MakeStream = Callable[..., StreamRecord]
 
@@ -63,3 +72,55 @@ def made_up_stream(
 @pytest.fixture
 def make_stream() -> MakeStream:
     return made_up_stream
+
+
+def made_up_run_manifest(builds: tuple[str, ...] = ("a", "b"), **changes: Any) -> RunManifest:
+    return RunManifest(
+        run_id="compare-1",
+        kind="compare",
+        created_utc="",
+        config_name="default",
+        config_yaml="",
+        builds=tuple(
+            BuildRecord(
+                name=name,
+                engine="kernarc",
+                engine_version=None,
+                command=(),
+                model="",
+                model_sha256=None,
+                num_speculative_tokens=3,
+            )
+            for name in builds
+        ),
+        depths=(128, 256),
+        requests_per_depth=4,
+        max_tokens=21,
+        seed=1,
+        launches=5,
+        residency="both",
+        requests_sha256="",
+        prompt_source="",
+        environment=Environment(
+            hostname="",
+            platform="",
+            cpu_model="",
+            cpu_count=2,
+            cpu_governor=None,
+            memory_total_bytes=1,
+            gpu_name=None,
+            gpu_driver=None,
+            gpu_memory_bytes=None,
+            python_version="",
+            library_versions={},
+            kernarc_version="",
+            git_commit=None,
+            git_dirty=None,
+        ),
+        **changes,
+    )
+
+
+@pytest.fixture
+def made_up_manifest() -> RunManifest:
+    return made_up_run_manifest()

@@ -8,8 +8,10 @@ import pytest
 from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
-from kernarc.harness.records import BuildRecord, Environment, RunManifest, StreamRecord, StreamStatus
+from kernarc.harness.records import StreamRecord, StreamStatus
 from kernarc.reports.gate_words import with_words
+
+from .conftest import made_up_run_manifest
 
 MakeStream = Callable[..., StreamRecord]
 CONFIG = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000)
@@ -20,53 +22,6 @@ def checked(build: str, verdict: Verdict = Verdict.PASS, reason: str = "fine") -
 
 
 PASSED = (checked("a"), checked("b"))
-
-
-def manifest(builds: tuple[str, ...] = ("a", "b"), **changes: Any) -> RunManifest:
-    return RunManifest(
-        run_id="compare-1",
-        kind="compare",
-        created_utc="",
-        config_name="default",
-        config_yaml="",
-        builds=tuple(
-            BuildRecord(
-                name=name,
-                engine="kernarc",
-                engine_version=None,
-                command=(),
-                model="",
-                model_sha256=None,
-                num_speculative_tokens=3,
-            )
-            for name in builds
-        ),
-        depths=(128, 256),
-        requests_per_depth=4,
-        max_tokens=21,
-        seed=1,
-        launches=5,
-        residency="both",
-        requests_sha256="",
-        prompt_source="",
-        environment=Environment(
-            hostname="",
-            platform="",
-            cpu_model="",
-            cpu_count=2,
-            cpu_governor=None,
-            memory_total_bytes=1,
-            gpu_name=None,
-            gpu_driver=None,
-            gpu_memory_bytes=None,
-            python_version="",
-            library_versions={},
-            kernarc_version="",
-            git_commit=None,
-            git_dirty=None,
-        ),
-        **changes,
-    )
 
 
 def measured(
@@ -88,7 +43,7 @@ def measured(
 def outcome(streams: list[StreamRecord], checks: tuple[OutputOutcome, ...] = PASSED, **changes: Any) -> GateOutcome:
     launches = changes.pop("launches", 5)
     config = changes.pop("config", CONFIG)
-    run = Measured(changes.pop("manifest", manifest()), streams, launches)
+    run = Measured(changes.pop("manifest", made_up_run_manifest()), streams, launches)
     return with_words(evaluate(run, config, checks, **changes))
 
 
@@ -209,7 +164,7 @@ def with_control(make_stream: MakeStream, slow_blocks: set[tuple[int, int, int]]
 
 
 CONTROLLED = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000, control="c")
-THREE = manifest(("a", "b", "c"))
+THREE = made_up_run_manifest(("a", "b", "c"))
 
 
 def test_a_block_whose_control_drifted_does_not_count(make_stream: MakeStream) -> None:
