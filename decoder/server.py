@@ -91,7 +91,7 @@ class DecoderServer:
             writer.open()
             how, message = await ended
         except BaseException:
-            job.cancel()
+            self._worker.cancel(job)
             writer.open()
             raise
         with contextlib.suppress(ConnectionResetError):  # many clients leave as soon as they have read [DONE]
@@ -118,7 +118,7 @@ class DecoderServer:
         try:
             how, message = await ended
         except BaseException:
-            job.cancel()
+            self._worker.cancel(job)
             raise
         if how in ("error", "cancelled"):
             return _error(500, message or _CANCELLED, "internal_error")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Protocol
 
 from .errors import DecoderError
@@ -41,23 +41,18 @@ class Piece:
     stopped_by: str | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """One request on its way through the worker.
 
-    on_piece is called in the worker's thread and returns whether to go on; on_end is called there once, with how it
-    ended (stop, length, cancelled, error) and the error's message. cancel() may be called from anywhere and takes
-    effect at the next step.
+    on_piece is called in the worker's thread and returns whether to go on. on_end is called once, with how it ended
+    (stop, length, cancelled, error) and the error's message.
     """
 
     request: GenerationRequest
     on_piece: Callable[[Piece], bool]
     on_end: Callable[[str, str], None]
     cancelled: threading.Event = field(default_factory=threading.Event)
-
-    def cancel(self) -> None:
-        """The client is gone or the server is going."""
-        self.cancelled.set()
 
 
 class DecoderWorker:
@@ -68,48 +63,70 @@ class DecoderWorker:
     ) -> None:
         self._decoder, self._tokenizer, self._counters = decoder, tokenizer, counters
         self._queue_limit = queue_limit
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
-        self._live: dict[int, Job] = {}
-        self._lock = threading.Lock()
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self._stopping = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kernarc-decoder", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
         """Queue a job; False where one is running and the queue is full."""
-        with self._lock:
-            if len(self._live) > self._queue_limit:
+        with self._changed:
+            if len(self._waiting) + (self._running is not None) > self._queue_limit:
                 return False
-            self._live[id(job)] = job
+            self._waiting.append(job)
             self._count()
-        self._queue.put(job)
         return True
+
+    def cancel(self, job: Job) -> None:
+        """The client is gone: a waiting job gives up its place at once, a running one ends with its step."""
+        job.cancelled.set()
+        with self._changed:
+            if job not in self._waiting:
+                return
+            self._waiting.remove(job)
+            self._count()
+        self._end(job, "cancelled", "")
 
     def stop(self, timeout_s: float) -> bool:
         """Cancel everything and wait for the thread; False where it is still inside a step."""
-        with self._lock:
-            for job in self._live.values():
-                job.cancel()
-        self._queue.put(None)
+        with self._changed:
+            self._stopping = True
+            jobs = [*self._waiting, *([self._running] if self._running else [])]
+            self._changed.notify()
+        for job in jobs:
+            self.cancel(job)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _count(self) -> None:
-        self._counters.running = min(1, len(self._live))
-        self._counters.waiting = max(0, len(self._live) - 1)
+        self._counters.running = int(self._running is not None)
+        self._counters.waiting = len(self._waiting)
+        self._changed.notify()
+
+    def _end(self, job: Job, ended: str, message: str) -> None:
+        self._counters.count_request(ended)
+        job.on_end(ended, message)
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
+                job = self._running = self._waiting.popleft()
+                self._count()
             message = ""
             try:
-                ended = "cancelled" if job.cancelled.is_set() else self._decode(job)
+                ended = self._decode(job)
             except (DecoderError, RuntimeError, MemoryError) as error:  # RuntimeError: what PyTorch raises
                 log.exception("decoding failed")
                 ended, message = "error", str(error) or type(error).__name__
-            self._counters.count_request(ended)
-            with self._lock:
-                del self._live[id(job)]
+            with self._changed:
+                self._running = None
                 self._count()
-            job.on_end(ended, message)
+            self._end(job, ended, message)
 
     def _decode(self, job: Job) -> str:
         request, counters = job.request, self._counters

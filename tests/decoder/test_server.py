@@ -193,11 +193,30 @@ def test_a_client_that_leaves_frees_the_decoder_within_a_step(stream: bool) -> N
         )
         wait_for(lambda: decoder.steps_taken == 1)
         connection.close()
-        wait_for(lambda: any(job.cancelled.is_set() for job in list(server.worker._live.values())))
+        wait_for(lambda: server.worker._running is None or server.worker._running.cancelled.is_set())
         gate.release()  # the step in progress ends, and no other begins
         wait_for(lambda: decoder.closed == 1)
         assert decoder.steps_taken == 2
         assert server.counters.requests == {"cancelled": 1}
+
+
+def test_a_waiting_client_that_leaves_gives_up_its_place() -> None:
+    gate = threading.Semaphore(0)
+    decoder = ScriptedDecoder([[5]], gate=gate)
+    with LiveServer(decoder, queue_limit=1) as server:
+        first, second = server.connect(), server.connect()
+        for connection, running in ((first, 1), (second, 2)):
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": [1]}'
+            )
+            wait_for(lambda running=running: server.counters.running + server.counters.waiting == running)
+        second.close()
+        wait_for(lambda: server.counters.waiting == 0)
+        assert server.counters.requests == {"cancelled": 1}
+        gate.release()
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        first.close()
+        assert len(decoder.prompts) == 1
 
 
 def test_a_failing_step_is_an_error_event_and_the_server_lives() -> None:

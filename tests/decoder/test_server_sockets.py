@@ -114,7 +114,7 @@ def test_a_client_may_leave_right_after_the_end_mark(server: LiveServer, caplog:
             data = b""
             while b"[DONE]" not in data:
                 data += connection.recv(65536)
-    assert server.counters.requests == {"length": 20}
+    wait_for(lambda: server.counters.requests == {"length": 20})
     assert "Traceback" not in caplog.text
 
 

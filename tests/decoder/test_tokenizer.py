@@ -81,7 +81,7 @@ def test_a_template_file_wins_over_the_config(directory: Path) -> None:
     ],
 )
 def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
-    with pytest.raises(RequestError, match="unsafe|refuses"):
+    with pytest.raises(RequestError, match=r"unsafe|refuses"):
         ChatTemplate(source, {}).render(MESSAGES, add_generation_prompt=True)
 
 
