@@ -184,39 +184,72 @@ __device__ __forceinline__ void stage_x(const Arguments& a, u32 begin, u32 end, 
     __syncthreads();
 }
 
-// One finished output a thread and i: element e = thread + 512 i is row e / 128 of x, weight row e % 128 of the tile.
-__device__ __forceinline__ void write_out(const Arguments& a, int tile, int i, float v, const float* row_gain, float& best, int& best_n) {
-    int e = threadIdx.x + i * THREADS, m = e / 128, n = tile * 128 + e % 128;
-    bool real = m < M && n < N;
+// What a finished output needs besides its sum. Element e = thread + 512 i is row e / 128 of x, weight row e % 128 of the tile.
+struct Target {
+    int m, n;
+    bool real;
+    float before, gain;  // RESIDUAL: the stream's value, and (1 + w) * X_SCALE of the next norm
+};
+__device__ __forceinline__ Target target_of(const Arguments& a, int tile, int i) {
+    const int e = threadIdx.x + i * THREADS;
+    Target o = {e / 128, tile * 128 + e % 128, false, 0.f, 0.f};
+    o.real = o.m < M && o.n < N;
+#if EPILOGUE == RESIDUAL
+    if (o.real) {
+        o.before = load_l2(a.residual + (i64)o.m * N + o.n);
+        o.gain = (1.f + from_bf16(a.next_norm[o.n])) * X_SCALE;
+    }
+#endif
+    return o;
+}
+
+__device__ __forceinline__ void write_out(const Arguments& a, const Target& o, float v, const float* row_gain, float& best, int& best_n) {
 #if NORM
-    v *= row_gain[m < M ? m : 0];
+    v *= row_gain[o.real ? o.m : 0];
 #endif
 #if EPILOGUE == STORE
-    if (real) {
-        if (OUT_TYPE == 2) ((float*)a.out)[(i64)m * N + n] = v;
-        else ((u16*)a.out)[(i64)m * N + n] = (u16)(OUT_TYPE ? to_bf16(v) : to_half(v));
+    if (o.real) {
+        if (OUT_TYPE == 2) ((float*)a.out)[(i64)o.m * N + o.n] = v;
+        else ((u16*)a.out)[(i64)o.m * N + o.n] = (u16)(OUT_TYPE ? to_bf16(v) : to_half(v));
     }
 #elif EPILOGUE == RESIDUAL
-    float r = 0.f;
-    if (real) {
-        float* p = a.residual + (i64)m * N + n;
-        r = load_l2(p) + v;
-        *p = r;
-        ((u16*)a.out)[(i64)m * N + n] = (u16)to_half(r * (1.f + from_bf16(a.next_norm[n])) * X_SCALE);
+    const float r = o.real ? o.before + v : 0.f;
+    if (o.real) {
+        a.residual[(i64)o.m * N + o.n] = r;
+        ((u16*)a.out)[(i64)o.m * N + o.n] = (u16)to_half(r * o.gain);
     }
     float sq = r * r;
-    for (int o = 16; o; o >>= 1) sq += __shfl_xor_sync(~0u, sq, o);
-    if (real && n % 32 == 0) a.out_sumsq[m * (N / 32) + n / 32] = sq;
+    for (int d = 16; d; d >>= 1) sq += __shfl_xor_sync(~0u, sq, d);
+    if (o.real && o.n % 32 == 0) a.out_sumsq[o.m * (N / 32) + o.n / 32] = sq;
 #elif EPILOGUE == SWIGLU
     // rows 0..7 of a unit are gate, 8..15 their up
-    float up = __shfl_down_sync(~0u, v, 8);
-    if (real && n % 16 < 8) ((u16*)a.out)[(i64)m * (N / 2) + n / 16 * 8 + n % 8] = (u16)to_half(v / (1.f + __expf(-v)) * up);
+    const float up = __shfl_down_sync(~0u, v, 8);
+    const u16 h = (u16)to_half(v / (1.f + __expf(-v)) * up);
+    if (o.real && o.n % 16 < 8) ((u16*)a.out)[(i64)o.m * (N / 2) + o.n / 16 * 8 + o.n % 8] = h;
 #else
-    if (real && v > best) { best = v; best_n = n; }
+    if (o.real && v > best) { best = v; best_n = o.n; }
 #endif
 }
 
-// Arrive at each shared tile; the last to come adds the parts in their order and finishes the tile.
+// The parts of one element of a shared tile, added in their order. All loads are under way before the first addition.
+__device__ __forceinline__ float sum_parts(const float* first, u32 parts) {
+    float v = 0.f;
+    if (SLOTS <= 8) {
+        float part[SLOTS <= 8 ? SLOTS : 1];
+#pragma unroll
+        for (u32 p = 0; p < SLOTS; ++p) part[p] = p < parts ? load_l2(first + p * (M * 128)) : 0.f;
+#pragma unroll
+        for (u32 p = 0; p < SLOTS; ++p)
+            if (p < parts) v += part[p];
+    } else {
+#pragma unroll 8
+        for (u32 p = 0; p < parts; ++p) v += load_l2(first + p * (M * 128));
+    }
+    return v;
+}
+
+// Arrive at each shared tile; the last to come adds the parts in their order and finishes the tile. This is the end that the
+// next kernel waits for, so both tiles go together and what can be loaded beforehand is.
 __device__ __forceinline__ void join_parts(const Arguments& a, const int* cut, int cuts, const float* row_gain, float* best, int* best_n, u32* flag) {
     __syncthreads();
     if (threadIdx.x < cuts) {
@@ -228,21 +261,27 @@ __device__ __forceinline__ void join_parts(const Arguments& a, const int* cut, i
         if (last) a.counters[tile] = 0;
         flag[threadIdx.x] = last ? parts : 0;
     }
-    __syncthreads();
-    for (int c = 0; c < cuts; ++c) {
-        int tile = cut[c];
-        u32 parts = flag[c];
-        if (!parts) continue;
+    Target to[2][OUTPUTS];
 #pragma unroll
-        for (int i = 0; i < OUTPUTS; ++i) {
-            int e = threadIdx.x + i * THREADS;
-            float v = 0.f;
-            if (e < M * 128)
-#pragma unroll 4
-                for (u32 p = 0; p < parts; ++p) v += load_l2(a.scratch + ((i64)tile * SLOTS + p) * (M * 128) + e);
-            write_out(a, tile, i, v, row_gain, best[i], best_n[i]);
-        }
-    }
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i)
+            if (c < cuts) to[c][i] = target_of(a, cut[c], i);
+    __syncthreads();
+    float sum[2][OUTPUTS];
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i)
+            if (c < cuts && flag[c]) {
+                const int e = threadIdx.x + i * THREADS;
+                if (e < M * 128) sum[c][i] = sum_parts(a.scratch + (i64)cut[c] * SLOTS * (M * 128) + e, flag[c]);
+            }
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i)
+            if (c < cuts && flag[c]) write_out(a, to[c][i], sum[c][i], row_gain, best[i], best_n[i]);
 }
 
 #if EPILOGUE == ARGMAX
@@ -417,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __g
                 int e = tid + i * THREADS;
                 float v = 0.f;
                 if (e < M * 128) v = red[e] + red[M * 128 + e] + red[2 * M * 128 + e] + red[3 * M * 128 + e];
-                if (!shared) write_out(a, tile, i, v, row_gain, best[i], best_n[i]);
+                if (!shared) write_out(a, target_of(a, tile, i), v, row_gain, best[i], best_n[i]);
                 else if (e < M * 128) __stcg(a.scratch + ((i64)tile * SLOTS + mine) * (M * 128) + e, v);
             }
             if (shared) {
