@@ -45,7 +45,7 @@ def engines_install(engine: str, no_check: bool, as_json: bool) -> None:
     from .harness.termination import sigterm_as_interrupt
 
     with _Line() as line, sigterm_as_interrupt():
-        installation = install(line.show)
+        installation = install(line.keep, line.show)
     click.echo(f"{installation.distribution} {installation.version} is in {installation.folder}", err=True)
     result: dict[str, Any] = {"engine": engine, "version": installation.version, "where": str(installation.folder)}
     if not no_check:
@@ -170,6 +170,10 @@ class _Line:
     def __exit__(self, *_: object) -> None:
         if self._visible:
             click.echo("\r\x1b[K", nl=False, err=True)
+
+    def keep(self, text: str) -> None:
+        """A line of its own, on anything."""
+        click.echo(f"\r\x1b[K{text}" if self._visible else text, err=True)
 
     def show(self, text: str) -> None:
         """Replaces the line."""

