@@ -120,6 +120,8 @@ def _prompt_ids(prompt: Any, model: ServedModel, *, add_special_tokens: bool) ->
 
 
 def _check_ids(ids: Collection[Any], vocab_size: int, field: str) -> None:
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return  # the common case, fast for long prompts
     for position, token in enumerate(ids):
         if not is_int(token):
             raise RequestError(f"{field}[{position}] is {str(token)[:40]!r}, expected a token id")

@@ -16,7 +16,7 @@ from .errors import RequestError
 from .request import GenerationRequest, ServedModel, UnknownModelError, parse_chat, parse_completion, parse_json
 from .sse import AnswerFormat, error_body, error_event
 from .stream_writer import StreamWriter
-from .worker import DecoderWorker, Job, Piece
+from .worker import THREAD_ENDED, DecoderWorker, Job, Piece
 
 MAX_BODY_BYTES = 16 << 20  # 262,144 ids of 6 digits are 2 MB
 RETRY_AFTER_S = 1
@@ -160,6 +160,8 @@ class DecoderServer:
         return web.json_response({"object": "list", "data": data})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        if not self._worker.is_alive:
+            return _error(503, THREAD_ENDED, "internal_error")
         return web.json_response({"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

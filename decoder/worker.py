@@ -16,6 +16,7 @@ from .request import GenerationRequest
 from .streaming_text import TextStream, TokenBytes
 
 log = logging.getLogger("kernarc.serve")
+THREAD_ENDED = "the decoder has stopped after an unexpected error; see the server's log"
 
 
 class StepSource(Protocol):
@@ -66,6 +67,7 @@ class DecoderWorker:
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._stopping = False
+        self._is_alive = True
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kernarc-decoder", daemon=True)
         self._thread.start()
@@ -75,9 +77,17 @@ class DecoderWorker:
         with self._changed:
             if len(self._waiting) + (self._running is not None) > self._queue_limit:
                 return False
-            self._waiting.append(job)
-            self._count()
+            if self._is_alive:
+                self._waiting.append(job)
+                self._count()
+                return True
+        self._end(job, "error", THREAD_ENDED)
         return True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs are still decoded; False after an error nobody expected."""
+        return self._is_alive
 
     def cancel(self, job: Job) -> None:
         """The client is gone: a waiting job gives up its place at once, a running one ends with its step."""
@@ -110,6 +120,18 @@ class DecoderWorker:
         job.on_end(ended, message)
 
     def _run(self) -> None:
+        """The thread: decode until stop(); whatever ends it, nobody is left waiting."""
+        try:
+            self._decode_jobs()
+        finally:
+            with self._changed:
+                self._is_alive = False
+                left = [*([self._running] if self._running else []), *self._waiting]
+                self._waiting.clear()
+            for job in left:
+                self._end(job, "error", THREAD_ENDED)
+
+    def _decode_jobs(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._stopping)

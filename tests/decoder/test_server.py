@@ -231,6 +231,17 @@ def test_a_failing_step_is_an_error_event_and_the_server_lives() -> None:
         assert server.post("/v1/completions", prompt=[1], max_tokens=1)[0] == 200
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_decoder_that_dies_unexpectedly_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = ScriptedDecoder([[5]])
+    with LiveServer(decoder) as server:
+        monkeypatch.setattr(decoder, "generate", lambda *_, **__: 1 / 0)
+        for _ in range(2):
+            status, answer = server.post("/v1/completions", prompt=[1])
+            assert (status, answer["error"]["type"]) == (500, "internal_error")
+        assert server.request("GET", "/health")[0] == 503
+
+
 def wait_for(condition: Any, limit_s: float = 10.0) -> None:
     """Until it is true."""
     give_up = time.monotonic() + limit_s
