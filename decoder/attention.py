@@ -8,7 +8,7 @@ import torch
 
 from .cache import KeyValueCache
 from .config import ModelConfig
-from .norm import RmsNorm
+from .norm import FoldedNorm, RmsNorm
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -29,28 +29,26 @@ class Rope:
 
     def rotate_(self, x: torch.Tensor, start: int) -> torch.Tensor:
         """Rotate x [R, heads, D] in place for positions start … start + R − 1."""
-        end = start + x.shape[0]
-        turned = x[..., : 2 * self.half]
+        rows = x.shape[0]
+        turned = x.narrow(-1, 0, 2 * self.half)
         swapped = turned.roll(self.half, -1)
-        turned.mul_(self.cos[start:end]).addcmul_(swapped, self.sin[start:end])
+        turned.mul_(self.cos.narrow(0, start, rows)).addcmul_(swapped, self.sin.narrow(0, start, rows))
         return x
 
 
 class GatedAttention:
     """q ‖ k ‖ v ‖ gate in one projection; query head h reads kv head h // (heads / kv heads)."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, rope: Rope) -> None:
-        """weights: the layer's `self_attn` tensors by their short names."""
+    def __init__(self, config: ModelConfig, weights: Weights, norm: FoldedNorm, rope: Rope) -> None:
+        """weights: the layer's `self_attn` tensors by their short names. norm: what `forward`'s x went through."""
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.group = self.heads // self.kv_heads
+        self.widths = [(self.heads + self.kv_heads) * self.dim, self.kv_heads * self.dim, self.heads * self.dim]
         hidden = config.hidden_size
         query, gate = weights["q_proj.weight"].view(self.heads, 2, self.dim, hidden).unbind(1)
         parts = [query, weights["k_proj.weight"], weights["v_proj.weight"], gate]
-        self.in_proj = (
-            torch.cat([part.reshape(-1, hidden) for part in parts]).t().contiguous()  # [H, q ‖ k ‖ v ‖ gate]
-        )  # [H, (2·heads + 2·kv heads)·D]
+        self.in_proj = norm.fold([part.reshape(-1, hidden) for part in parts])  # [H, q ‖ k ‖ v ‖ gate]
         self.out_proj = weights["o_proj.weight"].t().contiguous()  # [heads·D, H]
-        self.widths = [(self.heads + self.kv_heads) * self.dim, self.kv_heads * self.dim, self.heads * self.dim]
         query_scale = (1.0 + weights["q_norm.weight"]) * self.dim**-0.5  # the softmax scale rides along
         key_scale = 1.0 + weights["k_norm.weight"]
         scale = [query_scale.expand(self.heads, -1), key_scale.expand(self.kv_heads, -1)]
@@ -63,19 +61,25 @@ class GatedAttention:
         rows = x.shape[0]
         qk, value, gate = torch.split(x @ self.in_proj, self.widths, -1)
         qk = self.rope.rotate_(self.qk_norm(qk.view(rows, -1, self.dim)), start)
-        cache.write(start, qk[:, self.heads :], value.view(rows, self.kv_heads, self.dim))
+        query, key = torch.split(qk, [self.heads, self.kv_heads], 1)
+        cache.write(start, key, value.view(rows, self.kv_heads, self.dim))
         # the query heads of one kv head become rows of one product: [kv heads, group, R, D]
-        query = qk[:, : self.heads].view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)
-        blocks = [self._attend(query[:, :, i : i + BLOCK], cache, start + i) for i in range(0, rows, BLOCK)]
-        mixed = blocks[0] if rows <= BLOCK else torch.cat(blocks)
+        query = query.view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)
+        if rows <= BLOCK:
+            mixed = self._attend(query, cache, start)
+        else:
+            blocks = enumerate(torch.split(query, BLOCK, 2))
+            mixed = torch.cat([self._attend(block, cache, start + i * BLOCK) for i, block in blocks])
         return mixed.mul_(gate.sigmoid())
 
     def _attend(self, query: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
         """Causal attention of [kv heads, group, r, D] at positions start … → [r, heads·D]."""
         rows = query.shape[2]
         end = start + rows
-        scores = torch.bmm(query.reshape(self.kv_heads, -1, self.dim), cache.keys_t[:, :, :end])
+        query = query.reshape(self.kv_heads, self.group * rows, self.dim)
+        scores = torch.bmm(query, cache.keys_t.narrow(2, 0, end))  # [kv heads, group·r, end]
         if rows > 1:
-            scores.view(self.kv_heads, self.group, rows, end)[..., start:].add_(self.future[:rows, :rows])
-        mixed = torch.bmm(scores.softmax(-1), cache.values[:, :end])  # [kv heads, group·r, D]
+            latest = scores.view(self.kv_heads, self.group, rows, end).narrow(3, start, rows)
+            latest.add_(self.future[:rows, :rows])
+        mixed = torch.bmm(scores.softmax(-1), cache.values.narrow(1, 0, end))  # [kv heads, group·r, D]
         return mixed.view(self.kv_heads, self.group, rows, self.dim).permute(2, 0, 1, 3).reshape(rows, -1)

@@ -33,9 +33,9 @@ class KeyValueCache:
 
     def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """keys, values: [R, kv heads, D] at positions start … start + R − 1."""
-        end = start + keys.shape[0]
-        self.keys_t[:, :, start:end] = keys.permute(1, 2, 0)
-        self.values[:, start:end] = values.transpose(0, 1)
+        rows = keys.shape[0]
+        self.keys_t.narrow(2, start, rows).copy_(keys.permute(1, 2, 0))
+        self.values.narrow(1, start, rows).copy_(values.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,13 @@ class DeltaUpdate:
 
     keys: torch.Tensor  # [value heads, C, Dk]
     deltas: torch.Tensor  # [value heads, C, Dv]
-    decay: torch.Tensor  # [value heads, C, C], e^{G_i − G_j} for j ≤ i
-    decay_from_start: torch.Tensor  # [value heads, C, 1], e^{G_i}
+    decay: torch.Tensor  # [value heads, 1, C, C], e^{G_i − G_j} for j ≤ i, else 0
+    from_start: torch.Tensor  # [value heads, 1, C, 1], e^{G_i}
 
     def apply_(self, state: torch.Tensor, num_rows: int) -> None:
         """Advance S [value heads, Dk, Dv] in place by the first `num_rows`: one read, one write."""
-        last = num_rows - 1
-        deltas = self.deltas[:, :num_rows] * self.decay[:, last, :num_rows, None]
-        state.mul_(self.decay_from_start[:, last : last + 1]).baddbmm_(self.keys[:, :num_rows].mT, deltas)
+        to_last = self.decay.select(2, num_rows - 1).mT  # [value heads, C, 1], 0 from row `num_rows` on
+        state.mul_(self.from_start.select(2, num_rows - 1)).baddbmm_(self.keys.mT, self.deltas * to_last)
 
 
 @dataclass(slots=True)
@@ -69,13 +68,14 @@ class DeltaNetState:
     def __init__(self, config: ModelConfig, device: str) -> None:
         shape = (config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
         self.recurrent = torch.zeros(shape, device=device)
-        self.window = torch.zeros(config.linear_conv_kernel_dim - 1, config.conv_dim, device=device)
+        self.no_inputs = torch.zeros(config.linear_conv_kernel_dim - 1, config.conv_dim, device=device)
+        self.window = self.no_inputs
         self.pending: PendingRows | None = None
 
     def reset(self) -> None:
         """Back to an empty sequence."""
         self.recurrent.zero_()
-        self.window.zero_()
+        self.window = self.no_inputs
         self.pending = None
 
     def commit(self, num_rows: int) -> None:
@@ -84,7 +84,7 @@ class DeltaNetState:
         assert pending is not None, "commit follows a forward"
         assert num_rows > pending.first, "rows of earlier chunks are in the state already"
         pending.update.apply_(self.recurrent, num_rows - pending.first)
-        self.window.copy_(pending.window[num_rows : num_rows + self.window.shape[0]])
+        self.window = pending.window.narrow(0, num_rows, self.window.shape[0])
         self.pending = None
 
 

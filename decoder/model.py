@@ -9,7 +9,7 @@ from .attention import GatedAttention, Rope
 from .cache import DeltaNetState, KeyValueCache, SequenceState
 from .config import FULL_ATTENTION, ModelConfig
 from .gated_delta_net import GatedDeltaNet
-from .norm import RmsNorm
+from .norm import FoldedNorm, RmsNorm
 
 Weights = dict[str, torch.Tensor]
 
@@ -19,24 +19,18 @@ def take(weights: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): weights.pop(name) for name in list(weights) if name.startswith(prefix)}
 
 
-def offset_norm(weight: torch.Tensor, config: ModelConfig) -> RmsNorm:
-    """The model's RMSNorm, which multiplies by 1 + w."""
-    return RmsNorm(1.0 + weight, config.rms_norm_eps)
-
-
 class DecoderLayer:
     """x + mixer(norm(x)), then x + mlp(norm(x)); both residual additions ride on the last matrix product."""
 
     def __init__(self, config: ModelConfig, kind: str, weights: Weights, rope: Rope) -> None:
-        self.mixer_norm = offset_norm(weights["input_layernorm.weight"], config)
-        self.mlp_norm = offset_norm(weights["post_attention_layernorm.weight"], config)
+        self.mixer_norm = FoldedNorm(1.0 + weights["input_layernorm.weight"], config.rms_norm_eps)
+        self.mlp_norm = FoldedNorm(1.0 + weights["post_attention_layernorm.weight"], config.rms_norm_eps)
         self.mixer: GatedAttention | GatedDeltaNet = (
-            GatedAttention(config, take(weights, "self_attn."), rope)
+            GatedAttention(config, take(weights, "self_attn."), self.mixer_norm, rope)
             if kind == FULL_ATTENTION
-            else GatedDeltaNet(config, take(weights, "linear_attn."))
+            else GatedDeltaNet(config, take(weights, "linear_attn."), self.mixer_norm)
         )
-        gate_up = [weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]]
-        self.gate_up = torch.cat(gate_up).t().contiguous()  # [H, 2·I]
+        self.gate_up = self.mlp_norm.fold([weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]])  # [H, 2·I]
         self.down = weights["mlp.down_proj.weight"].t().contiguous()  # [I, H]
 
     def forward(self, x: torch.Tensor, state: KeyValueCache | DeltaNetState, start: int) -> torch.Tensor:
@@ -65,7 +59,7 @@ class Model:
             DecoderLayer(config, kind, take(weights, f"model.layers.{index}."), rope)
             for index, kind in enumerate(config.layer_types)
         ]
-        self.norm = offset_norm(weights["model.norm.weight"], config)
+        self.norm = RmsNorm(1.0 + weights["model.norm.weight"], config.rms_norm_eps)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[R] → [R, H]."""

@@ -7,7 +7,8 @@ import torch
 from .attention import Rope
 from .cache import KeyValueCache
 from .config import FULL_ATTENTION, ModelConfig
-from .model import DecoderLayer, Weights, offset_norm, take
+from .model import DecoderLayer, Weights, take
+from .norm import FoldedNorm, RmsNorm
 
 
 class MtpHead:
@@ -15,13 +16,15 @@ class MtpHead:
 
     def __init__(self, config: ModelConfig, weights: Weights, rope: Rope) -> None:
         """weights: every `mtp.` tensor by its canonical name, in fp32."""
-        self.embedding_norm = offset_norm(weights["mtp.pre_fc_norm_embedding.weight"], config)
-        self.hidden_norm = offset_norm(weights["mtp.pre_fc_norm_hidden.weight"], config)
-        self.fc = weights["mtp.fc.weight"].t().contiguous()  # [2·H, H]
+        self.embedding_norm = FoldedNorm(1.0 + weights["mtp.pre_fc_norm_embedding.weight"], config.rms_norm_eps)
+        self.hidden_norm = FoldedNorm(1.0 + weights["mtp.pre_fc_norm_hidden.weight"], config.rms_norm_eps)
+        fc_embedding, fc_hidden = weights["mtp.fc.weight"].chunk(2, 1)  # the embedding comes first
+        self.fc_embedding = self.embedding_norm.fold([fc_embedding])  # [H, H]
+        self.fc_hidden = self.hidden_norm.fold([fc_hidden])  # [H, H]
         self.layer = DecoderLayer(config, FULL_ATTENTION, take(weights, "mtp.layers.0."), rope)
-        self.norm = offset_norm(weights["mtp.norm.weight"], config)
+        self.norm = RmsNorm(1.0 + weights["mtp.norm.weight"], config.rms_norm_eps)
 
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
         """embeddings [R, H] of tokens p + 1, hidden [R, H] of positions p = start … → [R, H] after `mtp.norm`."""
-        x = torch.cat([self.embedding_norm(embeddings), self.hidden_norm(hidden)], -1) @ self.fc
+        x = torch.addmm(self.embedding_norm(embeddings) @ self.fc_embedding, self.hidden_norm(hidden), self.fc_hidden)
         return self.norm(self.layer.forward(x, cache, start))

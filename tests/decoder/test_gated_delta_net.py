@@ -40,7 +40,7 @@ def committed(inputs: Inputs, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(outputs of all rows, state after committing `count` of them) in fp32."""
     qk, v, g, beta, start = (tensor.float() for tensor in inputs)
     state = start.clone()
-    output, update = delta_rule(qk, v, g, beta, state)
+    output, update = delta_rule(qk, v, g[:, None], beta, state)
     assert torch.equal(state, start), "a forward leaves the committed state alone"
     update.apply_(state, count)
     return output, state

@@ -40,13 +40,13 @@ def transformers_choices(checkpoint: RandomCheckpoint, prompt_ids: list[int], id
 
 def test_ids_equal_transformers_at_odd_prompt_lengths(checkpoint: RandomCheckpoint) -> None:
     decoder = Decoder.load(checkpoint.path, device="cpu")
-    for length in (1, 2, 3, 17, 63, 64, 65, 130, 191, 300):
+    for length in (1, 2, 3, 17, 63, 64, 65, 129, 300):
         prompt_ids = prompt(length)
-        ids = greedy_ids(decoder, prompt_ids, 24, num_drafts=0)
-        assert len(ids) == 24
+        ids = greedy_ids(decoder, prompt_ids, 20, num_drafts=0)
+        assert len(ids) == 20
         assert ids == transformers_choices(checkpoint, prompt_ids, ids), length
-        for num_drafts in (1, 3, 8):
-            assert greedy_ids(decoder, prompt_ids, 24, num_drafts) == ids, (length, num_drafts)
+        for num_drafts in (1 + length % 2, 3 + length % 6):
+            assert greedy_ids(decoder, prompt_ids, 20, num_drafts) == ids, (length, num_drafts)
 
 
 def test_ids_equal_transformers_own_generate(base_checkpoint: RandomCheckpoint, decoder: Decoder) -> None:

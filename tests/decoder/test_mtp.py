@@ -46,12 +46,16 @@ def test_drafts_equal_the_recursive_definition(
             tokens += new
 
 
-@pytest.mark.parametrize(("acceptance", "low", "high"), [(1.0, 4.0, 4.0), (0.87, 3.0, 3.6), (0.0, 1.0, 1.0)])
-def test_acceptance_on_a_structured_checkpoint(tmp_path: Path, acceptance: float, low: float, high: float) -> None:
-    """1 + p + p² + p³ tokens a step for k = 3: 4, 3.28 and 1."""
+@pytest.mark.parametrize(
+    ("acceptance", "max_tokens", "low", "high"), [(1.0, 101, 4.0, 4.0), (0.87, 401, 2.95, 3.65), (0.0, 41, 1.0, 1.0)]
+)
+def test_acceptance_on_a_structured_checkpoint(
+    tmp_path: Path, acceptance: float, max_tokens: int, low: float, high: float
+) -> None:
+    """MTPLX#176: 1 + p + p² + p³ tokens a step for k = 3, which is 4, 3.28 and 1."""
     write_structured_checkpoint("tiny", tmp_path / "model", acceptance=acceptance)
     decoder = Decoder.load(tmp_path / "model", max_context=2048)
-    ids = greedy_ids(decoder, prompt(40), 513)
-    steps = list(decoder.generate(prompt(40), max_tokens=513, num_speculative_tokens=3, ignore_eos=True))[1:]
+    ids = greedy_ids(decoder, prompt(40), max_tokens)
+    steps = list(decoder.generate(prompt(40), max_tokens=max_tokens, ignore_eos=True))[1:]
     assert [token for step in steps for token in step.token_ids] == ids[1:]
     assert low <= sum(len(step.token_ids) for step in steps[:-1]) / (len(steps) - 1) <= high

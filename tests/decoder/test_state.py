@@ -115,12 +115,12 @@ def test_accept_patterns_on_every_shape(checkpoint: RandomCheckpoint, monkeypatc
     Reference(checkpoint).check(session, [*prompt_ids, *emitted])
 
 
-def test_four_hundred_steps_do_not_drift(base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_steps_do_not_drift(base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder.load(base_checkpoint.path)
     session = torch_session(decoder)
     prompt_ids = prompt(5)
-    ids = greedy_ids(decoder, prompt_ids, 1010)
-    accepts = [(7 * i) % 4 for i in range(400)]
+    ids = greedy_ids(decoder, prompt_ids, 520)
+    accepts = [(7 * i) % 4 for i in range(200)]
     force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
     emitted = [session.prefill(prompt_ids)]
     for _ in accepts:
