@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from typing import Any, Protocol
 import pytest
 from kernarc.cli import main
 from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
+
+from ..decoder.live_server import small_tokenizer
 
 CYCLE = TokenCycle.make(2048, 0.87, 0)
 COMMAND = [sys.executable, "-m", "kernarc.cli"]
@@ -193,6 +196,15 @@ def test_generate_prints_ids_and_a_summary(run: Run, tiny: Path) -> None:
     assert re.search(
         r"20 tokens after 2, first after \d+ ms, \d+ tokens/s, [\d.]+ tokens a step \(\d+% of", done.errors
     )
+
+
+def test_generate_streams_text(run: Run, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "text")
+    library = small_tokenizer()
+    library.save(str(tmp_path / "text" / "tokenizer.json"))
+    done = run("generate", str(tmp_path / "text"), "def", "--max-tokens", "200")
+    ids = CYCLE.continuation(library.encode("def").ids[-1], 200)
+    assert done.out == library.decode(ids) + "\n"
 
 
 def test_generate_json(run: Run, tiny: Path) -> None:

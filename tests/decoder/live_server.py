@@ -18,7 +18,7 @@ from kernarc.decoder.metrics_text import ServerCounters
 from kernarc.decoder.request import ServedModel
 from kernarc.decoder.server import DecoderServer
 from kernarc.decoder.tokenizer import TextTokenizer
-from kernarc.decoder.worker import DecoderWorker
+from kernarc.decoder.worker import DecoderWorker, StepSource
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOS = 0
@@ -87,7 +87,7 @@ class LiveServer:
 
     def __init__(
         self,
-        decoder: ScriptedDecoder,
+        decoder: StepSource,
         *,
         tokenizer: TextTokenizer | None = None,
         vocab_size: int = 512,

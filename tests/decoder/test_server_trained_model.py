@@ -1,0 +1,36 @@
+"""The shipped model behind the real server: text of a stream equals a full decode by the tokenizers library."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from kernarc.decoder.generate import Decoder
+from kernarc.decoder.tokenizer import TextTokenizer
+from tokenizers import Tokenizer
+
+from .live_server import LiveServer
+
+MODEL = Path(str(files("kernarc.configs"))) / "models" / "python-7m"
+PROMPT = "# -*- coding: utf-8 -*-\nNAMES = {'é': 'eacute', '日本': "
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_streamed_text_is_the_full_decode(drafts: int) -> None:
+    library = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    decoder = Decoder.load(MODEL, device="cpu", num_speculative_tokens=drafts, max_context=512)
+    tokenizer = TextTokenizer.from_directory(MODEL)
+    vocab_size = decoder.config.vocab_size
+    with LiveServer(decoder, tokenizer=tokenizer, vocab_size=vocab_size, max_context=512) as server:
+        events = server.stream(prompt=PROMPT, max_tokens=120, ignore_eos=True, return_token_ids=True)
+        choices = [event["choices"][0] for event in events]
+        ids = [token for choice in choices for token in choice["token_ids"]]
+        text = "".join(choice["text"] for choice in choices)
+        assert len(ids) == 120
+        assert text == library.decode(ids)
+        stop = text[40:44]
+        _, stopped = server.post("/v1/completions", prompt=PROMPT, max_tokens=120, ignore_eos=True, stop=stop)
+        assert stopped["choices"][0]["text"] == text[: text.index(stop)]
+        again = server.post("/v1/completions", prompt=library.encode(PROMPT).ids, max_tokens=120, ignore_eos=True)[1]
+        assert again["choices"][0]["text"] == text
