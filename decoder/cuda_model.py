@@ -11,7 +11,8 @@ from .cuda_state import AttentionCache, Scratch, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .kernels.accept import accept
 from .kernels.embed import embed_rows, mtp_input
-from .kernels.gdn_verify import GdnCache, gdn_verify
+from .kernels.gdn_prepare import GdnCache, gdn_prepare
+from .kernels.gdn_verify import gate_output, gdn_recur
 from .kernels.launch import LENGTH, MTP_LENGTH, Launch, Prefetch
 from .kernels.linear import Norm
 from .kernels.norm import rms_norm
@@ -163,8 +164,7 @@ class StepModel:
         residual = scratch.residual(rows, layer.in_norm)
         projected = scratch.projected(rows, scratch.qkvz_width)
         self.products.store(residual.x, mixer.qkvz, projected, Norm(residual.sumsq, eps))
-        mixed = scratch.mixed(rows, attention=False)
-        gdn_verify(
+        gdn_prepare(
             projected,
             residual.x,
             residual.sumsq,
@@ -173,9 +173,13 @@ class StepModel:
             scratch.gdn_query,
             eps,
             self.state.positions,
-            mixed,
-            launch=self._before(mixer.out),
+            launch=self._plain,
         )
+        o = scratch.gdn_output[:rows]
+        gdn_recur(scratch.gdn_query, cache, self.state.positions, o, launch=self._before(mixer.out))
+        mixed = scratch.mixed(rows, attention=False)
+        z = projected[:, self.config.conv_dim :]
+        gate_output(o, z, mixer.small.norm, eps, mixed, launch=self._plain)
         return mixed
 
     def _attention(

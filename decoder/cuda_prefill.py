@@ -8,11 +8,12 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from .cancellation import raise_if_cancelled
 from .config import ModelConfig
 from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .kernels.gdn_prefill import gdn_prefill
-from .kernels.gdn_verify import GdnCache
+from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
 from .kernels.packing import PackedLinear
@@ -51,6 +52,7 @@ class Prefill:
         prompt = torch.tensor(prompt_ids, dtype=torch.int64, device=self.weights.embedding.device)
         length = len(prompt)
         for start in range(0, length, self.piece_rows):
+            raise_if_cancelled()
             piece = prompt[start : start + self.piece_rows]
             self.state.set_positions(start, start, start)
             hidden = self._target(piece, start)

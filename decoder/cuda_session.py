@@ -36,24 +36,28 @@ class CudaSession:
         graphs: bool = True,
         overlap: bool = True,
         prefetch_bytes: int = 0,
+        pdl: bool = True,
         prefill_dtype: torch.dtype = torch.bfloat16,
         piece_rows: int = PIECE_ROWS,
     ) -> None:
-        """graphs: replay captured steps. overlap: start the next step before the host has streamed this one."""
+        """graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
+
+        pdl: let a kernel start while its predecessor ends (sm_90). prefetch_bytes: see StepModel.
+        """
         self.config = config
         self.max_context = max_context
         self.context_length = 0
         self._device = device
         self._state = SequenceState(config, max_context, device)
         self._scratch = Scratch(config, device)
-        on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        pdl = pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._model = StepModel(
-            config, weights, self._state, self._scratch, products, pdl=on_hopper, prefetch_bytes=prefetch_bytes
+            config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes
         )
         self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
         self._prefill = Prefill(config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows)
         self._products = products
-        self._weights = weights
+        self.weights = weights
         self._overlap = overlap and device.type == "cuda"
         self._has_mtp = weights.mtp is not None
         self._mtp_length = 0  # as the device will have it once the step in flight has ended
@@ -97,7 +101,7 @@ class CudaSession:
         self._state.reset()
         hidden = self._prefill.run(prompt_ids)
         first = self._scratch.targets[:1]
-        self._products.argmax(hidden, self._weights.head, first)
+        self._products.argmax(hidden, self.weights.head, first)
         token = int(first)
         self._state.tokens[len(prompt_ids) % len(self._state.tokens)] = token
         self.context_length = len(prompt_ids)

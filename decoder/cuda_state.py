@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .config import FULL_ATTENTION, ModelConfig
-from .kernels.gdn_verify import GdnCache
+from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import MAX_ROWS, RING
 from .kernels.linear import Residual
 from .kernels.rope_qk import rope_tables
@@ -77,7 +77,7 @@ class Scratch:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         hidden, heads = config.hidden_size, config.num_attention_heads
-        head_dim, value_heads = config.head_dim, config.linear_num_value_heads
+        head_dim = config.head_dim
         self.qkv_width = 2 * (heads + config.num_key_value_heads) * head_dim
         self.qkvz_width = config.conv_dim + config.value_dim
         self.mixed_width = {True: heads * head_dim, False: config.value_dim}  # by "is full attention"
@@ -98,8 +98,10 @@ class Scratch:
         self._hidden = empty(hidden)
         self._pair = empty(2 * hidden)
         self._query = empty(heads * head_dim)
-        self.gdn_query = torch.empty(
-            MAX_ROWS, value_heads, config.linear_key_head_dim, dtype=torch.float32, device=device
+        key_heads, key_dim = config.linear_num_key_heads, config.linear_key_head_dim
+        self.gdn_query = torch.empty((MAX_ROWS, key_heads, key_dim), dtype=torch.float32, device=device)
+        self.gdn_output = torch.empty(
+            (MAX_ROWS, config.linear_num_value_heads, config.linear_value_head_dim), dtype=torch.float32, device=device
         )
         self.partial = empty(self.segments * heads * head_dim, torch.float32)
         self.top = empty(self.segments * heads, torch.float32)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 
 from .config import FP8_BLOCK, ModelConfig
-from .kernels.gdn_verify import GdnWeights
+from .kernels.gdn_prepare import GdnWeights
 from .kernels.packing import PackedLinear, pack_bf16, pack_fp8
 from .weights import Checkpoint, Fp8Weight
 

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from . import accept, embed, gdn_prefill, gdn_verify, norm, prefill, rope_qk, verify_attention
+from . import accept, embed, gdn_prefill, gdn_prepare, gdn_verify, norm, prefill, rope_qk, verify_attention
 from .launch import Launch, Prefetch
 from .linear import Residual
 
@@ -101,15 +101,16 @@ def step_launches(rows: int, *, pdl: bool) -> None:
         launch=ahead,
     )  # fmt: skip
     norm.rms_norm(residual, gain, 1e-6, _empty(rows, width), ring=_empty(32, width), positions=positions, launch=ahead)
-    weights = gdn_verify.GdnWeights(
+    weights = gdn_prepare.GdnWeights(
         _empty(heads, width, dtype=bf16), _empty(heads, width, dtype=bf16), _empty(heads, dtype=fp32),
         _empty(heads, dtype=fp32), _empty(channels, 4, dtype=fp32), _empty(128, dtype=bf16),
     )  # fmt: skip
-    cache = gdn_verify.GdnCache.allocate(heads, 128, 128, channels, torch.float16, torch.device("meta"))
-    gdn_verify.gdn_verify(
-        _empty(rows, 16384), x, sumsq, weights, cache, _empty(16, heads, 128, dtype=fp32), 1e-6, positions,
-        _empty(rows, 6144), launch=ahead,
-    )  # fmt: skip
+    cache = gdn_prepare.GdnCache.allocate(heads, 128, 128, channels, torch.float16, torch.device("meta"))
+    projected, gdn_q = _empty(rows, 16384), _empty(16, 16, 128, dtype=fp32)
+    gdn_prepare.gdn_prepare(projected, x, sumsq, weights, cache, gdn_q, 1e-6, positions, launch=plain)
+    o = _empty(rows, heads, 128, dtype=fp32)
+    gdn_verify.gdn_recur(gdn_q, cache, positions, o, launch=ahead)
+    gdn_verify.gate_output(o, projected[:, channels:], weights.norm, 1e-6, _empty(rows, 6144), launch=plain)
     qkv, q = _empty(rows, 14336), _empty(rows, 24, 256)
     keys = _empty(4, 65600, 256)
     per_head = _empty(256, dtype=bf16)

@@ -12,11 +12,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from ..config import ModelConfig
 from ..cuda_session import CudaSession
 from ..synthetic import TokenCycle
 from ..weights import Checkpoint
+from .products import CudaProducts
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +40,7 @@ def main(arguments: list[str]) -> int:
     for depth in depths:
         wrong += _measure(session, cycle, depth, options.steps, options.drafts)
     if options.profile:
-        _profile(session, options.drafts)
+        _profile(_serial(session, window), [1] * depths[0], options.drafts)
     print("ids " + ("follow the cycle" if not wrong else f"WRONG at {wrong} depths"), flush=True)
     return 1 if wrong else 0
 
@@ -65,7 +67,7 @@ def _measure(session: CudaSession, cycle: TokenCycle, depth: int, steps: int, dr
     """Print one depth; whether an id was wrong."""
     prompt = [random.Random(depth).randrange(session.config.vocab_size) for _ in range(depth)]
     prefill_s = []
-    for _ in range(2):  # the first compiles and tunes
+    for _ in range(2 if depth < 8192 else 1):  # the first of all compiles
         start = time.perf_counter()
         ids = [session.prefill(prompt)]
         prefill_s.append(time.perf_counter() - start)
@@ -80,7 +82,7 @@ def _measure(session: CudaSession, cycle: TokenCycle, depth: int, steps: int, dr
     per_step = (len(ids) - 1) / steps
     mean = sum(settled) / len(settled)
     print(
-        f"depth {depth:6} prefill {prefill_s[1]:7.3f} s (first {prefill_s[0]:.2f})  step {mean:6.3f} ms "
+        f"depth {depth:6} prefill {prefill_s[-1]:7.3f} s (first {prefill_s[0]:.2f})  step {mean:6.3f} ms "
         f"(median {median(settled):.3f})  {per_step:.2f} tokens/step  {mean / per_step:.3f} ms/token  "
         f"ids {'WRONG' if wrong else 'right'}",
         flush=True,
@@ -88,18 +90,35 @@ def _measure(session: CudaSession, cycle: TokenCycle, depth: int, steps: int, dr
     return wrong
 
 
-def _profile(session: CudaSession, drafts: int, steps: int = 8) -> None:
-    """Print the kernels of a step at the last depth, largest share first."""
-    from torch.profiler import ProfilerActivity, profile
+def _serial(session: CudaSession, window: int) -> CudaSession:
+    """The same weights with kernels one after the other: overlapped ones would count each other's time."""
+    weights = session.weights
+    card = torch.device("cuda", torch.cuda.current_device())
+    products = CudaProducts(weights.linears(), card, overlap=False)
+    return CudaSession(session.config, weights, products, max_context=window, device=card, overlap=False, pdl=False)
 
+
+def _profile(session: CudaSession, prompt: list[int], drafts: int, steps: int = 8) -> None:
+    """Print the kernels of a step, largest share first."""
+    session.prefill(prompt)
+    session.step(drafts)
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(steps):
             session.step(drafts)
         torch.cuda.synchronize()
+    _print_kernels(trace, "a step", steps)
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        session.prefill(prompt * 64)
+        torch.cuda.synchronize()
+    _print_kernels(trace, f"a prefill of {64 * len(prompt)}", 1)
+
+
+def _print_kernels(trace: profile, what: str, steps: int) -> None:
     rows = [(event.self_device_time_total / steps, event.count / steps, event.key) for event in trace.key_averages()]
     total = sum(row[0] for row in rows)
-    print(f"kernels of a step: {sum(row[1] for row in rows):.0f}, {total / 1e3:.3f} ms busy")
-    for micros, count, name in sorted(rows, reverse=True)[:24]:
+    print(f"kernels of {what}: {sum(row[1] for row in rows):.0f}, {total / 1e3:.3f} ms busy")
+    for micros, count, name in sorted(rows, reverse=True)[:16]:
         print(f"{micros:9.1f} us {count:6.1f} calls {micros / max(count, 1e-9):7.2f} us each  {name[:70]}")
 
 

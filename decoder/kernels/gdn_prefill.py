@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .gdn_verify import conv_rows, unit_rows
+from .gdn_prepare import conv_rows, unit_rows
 
 CHUNK = 64
 CONV_ROWS = 32

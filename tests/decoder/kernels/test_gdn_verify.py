@@ -4,15 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from kernarc.decoder.kernels.gdn_verify import (
-    GdnCache,
-    GdnWeights,
-    conv_naive,
-    delta_rule_naive,
-    gated_norm_naive,
-    gates_naive,
-    gdn_verify,
-)
+from kernarc.decoder.kernels.gdn_prepare import GdnCache, GdnWeights, conv_naive, gates_naive, gdn_prepare
+from kernarc.decoder.kernels.gdn_verify import delta_rule_naive, gate_output, gated_norm_naive, gdn_recur
 from kernarc.decoder.kernels.linear import X_SCALE
 from kernarc.decoder.kernels.norm import rms_norm_naive
 
@@ -64,16 +57,16 @@ class Layer:
         state = torch.zeros(HEADS, DIM, DIM, device=rows.device)
         o, state = delta_rule_naive(q * DIM**-0.5, k, v.view(-1, HEADS, DIM), decay, beta, state)
         z = rows[:, CHANNELS:].view(-1, HEADS, DIM)
-        return gated_norm_naive(o.to(HALF), z, weights.norm, EPS).flatten(1), state
+        return gated_norm_naive(o, z.float(), weights.norm, EPS).flatten(1), state
 
 
-def drive(layer: Layer, pattern: list[tuple[int, int]], num_warps: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+def drive(layer: Layer, pattern: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Run steps of (rows verified, rows kept); rejected rows carry garbage. Returns (kept outputs, state)."""
     device = layer.rows.device
     cache = GdnCache.allocate(HEADS, DIM, DIM, CHANNELS, HALF, device)
     for ring in (cache.raw, cache.k, cache.v, cache.decay, cache.beta):
         ring.fill_(float("nan"))
-    q = torch.full((16, HEADS, DIM), float("nan"), device=device)
+    q = torch.full((16, KEY_HEADS, DIM), float("nan"), device=device)
     length = folded = 0
     kept_outputs = []
     for num_rows, kept in pattern:
@@ -85,7 +78,10 @@ def drive(layer: Layer, pattern: list[tuple[int, int]], num_warps: int = 4) -> t
         place = torch.tensor([length, folded, 0, 0], dtype=torch.int32, device=device)
         x = (residual * X_SCALE).to(HALF)
         sumsq = residual.view(num_rows, -1, 32).square().sum(-1)
-        gdn_verify(rows, x, sumsq, layer.weights, cache, q, EPS, place, out, num_warps=num_warps)
+        gdn_prepare(rows, x, sumsq, layer.weights, cache, q, EPS, place)
+        o = torch.full((num_rows, HEADS, DIM), float("nan"), device=device)
+        gdn_recur(q, cache, place, o, columns=8)
+        gate_output(o, rows[:, CHANNELS:], layer.weights.norm, EPS, out)
         kept_outputs.append(out[:kept])
         folded, length = length, length + kept
     return torch.cat(kept_outputs), cache.state

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from kernarc.decoder.kernels.gdn_prefill import gdn_prefill
-from kernarc.decoder.kernels.gdn_verify import conv_naive, delta_rule_naive, gated_norm_naive
+from kernarc.decoder.kernels.gdn_prepare import conv_naive
+from kernarc.decoder.kernels.gdn_verify import delta_rule_naive, gated_norm_naive
 from kernarc.decoder.kernels.packing import pack_bf16, pack_fp8, unpack
 from kernarc.decoder.kernels.prefill import gated_norm, swiglu_into, unpack_into
 
