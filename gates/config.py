@@ -1,8 +1,8 @@
 """What a gate is told before it starts: measurement, margin, looks, output check. No key skips a check."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from ..harness.config import MeasurementConfig
 from ..harness.configfile import ConfigModel
@@ -35,11 +35,12 @@ class GateConfig(MeasurementConfig):
     max_void_block_share: Annotated[float, Field(ge=0, lt=1)] = 0.2  # more voided blocks than this void the comparison
     output_check: OutputCheckConfig = OutputCheckConfig()
 
-    @model_validator(mode="after")
-    def _looks_rise(self) -> Self:
-        if list(self.looks) != sorted(set(self.looks)) or self.looks[0] < MIN_LAUNCHES:
-            raise ValueError(f"'looks' must rise and start at {MIN_LAUNCHES} launches or more, got {list(self.looks)}")
-        return self
+    @field_validator("looks")
+    @classmethod
+    def _looks_rise(cls, looks: tuple[int, ...]) -> tuple[int, ...]:
+        if list(looks) != sorted(set(looks)) or looks[0] < MIN_LAUNCHES:
+            raise ValueError(f"launches must rise and start at {MIN_LAUNCHES} or more")
+        return looks
 
     @property
     def confidence_of_a_look(self) -> float:

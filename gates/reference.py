@@ -22,6 +22,7 @@ from ..harness.errors import KernarcError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ALWAYS_FLOAT32 = ("A_log", "dt_bias")
+BLOCK = 128  # rows and columns that share an FP8 scale
 LOGIT_ROWS_BYTES = 256 << 20  # logits held at once
 
 _new_model: Callable[[Qwen3_5TextConfig], Qwen3_5ForCausalLM] = Qwen3_5ForCausalLM
@@ -123,7 +124,10 @@ def _text_config(model_dir: Path) -> Qwen3_5TextConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ReferenceModelError(f"cannot read {path}: {error}", "name a checkpoint directory") from error
-    text = raw.get("text_config", raw)
+    text = {"tie_word_embeddings": raw.get("tie_word_embeddings", False), **raw.get("text_config", raw)}
+    blocks = raw.get("quantization_config", {}).get("weight_block_size", [BLOCK, BLOCK])
+    if blocks != [BLOCK, BLOCK]:
+        raise ReferenceModelError(f"{path}: weight_block_size {blocks} is not [{BLOCK}, {BLOCK}]")
     if text.get("model_type") not in ("qwen3_5", "qwen3_5_text"):
         raise ReferenceModelError(
             f"{path}: model_type {text.get('model_type')!r} is not qwen3_5", "see the supported models"
@@ -145,7 +149,9 @@ def _dequantised(model_dir: Path, dtype: torch.dtype, device: str) -> Iterator[t
                 continue
             tensor = file.get_tensor(name).to(device)
             scale_name = f"{name}_scale_inv"
-            if scale_name in where:
+            if tensor.dtype == torch.float8_e4m3fn:
+                if scale_name not in where:
+                    raise ReferenceModelError(f"{name} is FP8 and has no {scale_name.rpartition('.')[2]}")
                 tensor = dequantise(tensor, where[scale_name].get_tensor(scale_name).to(device), name)
             kept = torch.float32 if name.endswith(ALWAYS_FLOAT32) else dtype
             yield ours, tensor.to(kept)
@@ -153,7 +159,7 @@ def _dequantised(model_dir: Path, dtype: torch.dtype, device: str) -> Iterator[t
         raise ReferenceModelError(f"{model_dir}: {error}", "the file is truncated or not safetensors") from error
 
 
-def dequantise(weight: Tensor, scale: Tensor, name: str, block: int = 128) -> Tensor:
+def dequantise(weight: Tensor, scale: Tensor, name: str, block: int = BLOCK) -> Tensor:
     """FP8 [N, K] × scale [⌈N/128⌉, ⌈K/128⌉] of its block → fp32 [N, K]. The scale multiplies, `_inv` or not."""
     rows, columns = weight.shape
     expected = (-(-rows // block), -(-columns // block))

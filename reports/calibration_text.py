@@ -53,6 +53,8 @@ def print_simulation(found: Simulation) -> None:
     """Coverage, false alarms and the power curve."""
     console = Console(highlight=False)
     console.print(_design_table(found))
+    for name in dict.fromkeys(row.noise for row in found.coverage):
+        console.print(f"  {name}", markup=False)
     console.print(_coverage_table(found))
     console.print(_decision_table(found))
     console.print(_power_table(found.power, "power: FAIL where every depth is slower by this much (design noise)"))
@@ -107,25 +109,26 @@ def _design_table(found: Simulation) -> Table:
 def _coverage_table(found: Simulation) -> Table:
     launches = sorted({row.launches for row in found.coverage})
     table = Table(title="coverage of the deciding interval, by launches", title_justify="left")
-    table.add_column("noise")
+    table.add_column("noise", no_wrap=True)
     for number in launches:
         table.add_column(count(number), justify="right")
     names = list(dict.fromkeys(row.noise for row in found.coverage))
     for name in names:
         of_noise = {row.launches: row.deciding for row in found.coverage if row.noise == name}
-        table.add_row(name, *(_share(of_noise[number]) for number in launches))
+        table.add_row(_short(name), *(_share(of_noise[number]) for number in launches))
     return table
 
 
 def _decision_table(found: Simulation) -> Table:
-    table = Table(title="decisions, looks included", title_justify="left")
-    table.add_column("noise")
-    headings = ("false FAIL", "PASS", "launches", "false FAIL at the margin", "false PASS at the margin")
-    for heading in headings:
+    table = Table(
+        title="decisions without an effect and with one exactly on the margin, looks included", title_justify="left"
+    )
+    table.add_column("noise", no_wrap=True)
+    for heading in ("false FAIL", "PASS", "launches", "FAIL at margin", "PASS at margin"):
         table.add_column(heading, justify="right")
     for equal, margin in zip(found.no_effect, found.at_margin, strict=True):
         table.add_row(
-            equal.noise,
+            _short(equal.noise),
             _share(equal.failed),
             _share(equal.passed),
             fixed(equal.mean_launches, 1),
@@ -142,6 +145,11 @@ def _power_table(rows: Sequence[Decisions], title: str) -> Table:
     for row in rows:
         table.add_row(percent(row.effect), _share(row.failed), _share(row.passed), fixed(row.mean_launches, 1))
     return table
+
+
+def _short(name: str) -> str:
+    """A noise's name without its explanation."""
+    return name.partition(":")[0]
 
 
 def _share(fraction: float) -> str:

@@ -1,5 +1,6 @@
 """The chunked reference against one whole transformers forward; FP8 blocks against their products by hand."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from kernarc.gates.config import OutputCheckConfig
 from kernarc.gates.reference import Reference, ReferenceModelError, dequantise, model_sha256
 from kernarc.gates.scoring import ReferenceScorer
+from safetensors.torch import load_file, save_file
 
 from .checkpoints import greedy, random_model, write, write_fp8
 
@@ -72,7 +74,18 @@ def test_dequantise_multiplies_ragged_blocks() -> None:
         dequantise(codes, scale.T, "w")
 
 
-@pytest.mark.parametrize("fault", ["no directory", "no weights", "other model", "missing tensor", "truncated file"])
+FAULTS = [
+    "no directory",
+    "no weights",
+    "other model",
+    "wrong shape",
+    "truncated file",
+    "FP8 without scale",
+    "odd blocks",
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_unreadable_checkpoints_are_refused(tmp_path: Path, fault: str) -> None:
     folder = write(random_model(), tmp_path / "model")
     weights = folder / "model.safetensors"
@@ -82,6 +95,14 @@ def test_unreadable_checkpoints_are_refused(tmp_path: Path, fault: str) -> None:
         weights.unlink()
     elif fault == "other model":
         (folder / "config.json").write_text('{"model_type": "llama"}')
+    elif fault == "FP8 without scale":
+        tensors = load_file(weights)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+        save_file(tensors, weights)
+    elif fault == "odd blocks":
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"weight_block_size": [64, 64]}
+        (folder / "config.json").write_text(json.dumps(config))
     elif fault == "truncated file":
         weights.write_bytes(weights.read_bytes()[:-100])
     else:

@@ -1,0 +1,107 @@
+"""The output check of a run: references that cannot be used never pass, and two builds are told apart at a token."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from kernarc.gates.config import OutputCheckConfig
+from kernarc.gates.outcomes import Verdict
+from kernarc.gates.run_check import RunChecker
+from kernarc.harness.records import RunManifest, StreamRecord
+from kernarc.harness.storage import Request
+
+from .checkpoints import greedy, random_model, write
+
+MakeStream = Callable[..., StreamRecord]
+PROMPT = tuple(torch.randint(0, 512, (40,), generator=torch.Generator().manual_seed(9)).tolist())
+REQUESTS = {"d128-l0-r0": Request(request_id="d128-l0-r0", depth=128, launch=0, prompt_ids=PROMPT)}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(random_model(), tmp_path_factory.mktemp("run-check") / "model")
+
+
+@pytest.fixture(scope="module")
+def output() -> list[int]:
+    return greedy(random_model(), list(PROMPT), 16)
+
+
+def with_models(manifest: RunManifest, model: Path, engine: str = "kernarc") -> RunManifest:
+    builds = tuple(build.model_copy(update={"model": str(model), "engine": engine}) for build in manifest.builds)
+    return manifest.model_copy(update={"builds": builds})
+
+
+def ignore(done: int, total: int) -> None:
+    """Progress of no interest."""
+
+
+def test_difference_is_named_with_what_the_reference_thinks(
+    make_stream: MakeStream, made_up_manifest: RunManifest, model_dir: Path, output: list[int], tmp_path: Path
+) -> None:
+    checker = RunChecker(with_models(made_up_manifest, model_dir), OutputCheckConfig(device="cpu"), tmp_path)
+    other = [*output[:6], (output[6] + 1) % 512, *output[7:]]
+    streams = [make_stream("a", token_ids=tuple(output)), make_stream("b", token_ids=tuple(other))]
+    steps: list[tuple[int, int]] = []
+    found = checker.check(["a", "b"], streams, REQUESTS, lambda done, total: steps.append((done, total)))
+    assert [check.verdict for check in found] == [Verdict.PASS, Verdict.FAIL]
+    assert steps == [(1, 2), (2, 2)]
+    sentence = checker.identity("a", "b", streams, REQUESTS)
+    assert "first different in d128-l0-r0 at output token 6" in sentence
+    assert f"a emitted {output[6]} (gap 0, the reference's choice)" in sentence
+    assert f"b emitted {other[6]}" in sentence
+    assert "a divergence" in sentence
+
+
+def test_endpoint_without_a_named_reference_is_inconclusive(
+    make_stream: MakeStream, made_up_manifest: RunManifest, model_dir: Path, output: list[int], tmp_path: Path
+) -> None:
+    manifest = with_models(made_up_manifest, model_dir, "endpoint")
+    streams = [make_stream("a", token_ids=tuple(output))]
+    [unknown] = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path).check(["a"], streams, REQUESTS, ignore)
+    assert (unknown.verdict, unknown.positions) == (Verdict.INCONCLUSIVE, 0)
+    assert "reference_model" in unknown.reason
+    named = OutputCheckConfig(device="cpu", reference_model=str(model_dir))
+    [known] = RunChecker(manifest, named, tmp_path).check(["a"], streams, REQUESTS, ignore)
+    assert known.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("fault", ["nowhere", "no weights"])
+def test_unreadable_reference_is_inconclusive_and_says_why(
+    make_stream: MakeStream, made_up_manifest: RunManifest, output: list[int], tmp_path: Path, fault: str
+) -> None:
+    folder = tmp_path / "model"
+    if fault == "no weights":
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "qwen3_5_text"}')
+    checker = RunChecker(with_models(made_up_manifest, folder), OutputCheckConfig(device="cpu"), tmp_path / "cache")
+    [found] = checker.check(["a"], [make_stream("a", token_ids=tuple(output))], REQUESTS, ignore)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "the reference cannot be used" in found.reason
+
+
+def test_build_without_sound_output_never_passes(
+    made_up_manifest: RunManifest, model_dir: Path, tmp_path: Path
+) -> None:
+    checker = RunChecker(with_models(made_up_manifest, model_dir), OutputCheckConfig(device="cpu"), tmp_path)
+    [found] = checker.check(["a"], [], REQUESTS, ignore)
+    assert found.verdict is not Verdict.PASS
+
+
+def test_early_end_passes_only_at_an_end_token_and_only_where_the_run_allows_it(
+    make_stream: MakeStream, made_up_manifest: RunManifest, output: list[int], tmp_path: Path
+) -> None:
+    folder = write(random_model(), tmp_path / "model")
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {output[7]}}}')
+    manifest = with_models(made_up_manifest, folder)
+    ended = [make_stream("a", token_ids=tuple(output[:8]), max_tokens=16)]
+    cut = [make_stream("a", token_ids=tuple(output[:6]), max_tokens=16)]
+    for streams, allowed, expected in (
+        (ended, True, Verdict.PASS),
+        (ended, False, Verdict.FAIL),
+        (cut, True, Verdict.FAIL),
+    ):
+        checker = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path / "cache", may_end_early=allowed)
+        [found] = checker.check(["a"], streams, REQUESTS, ignore)
+        assert found.verdict is expected
