@@ -8,6 +8,7 @@ import torch
 
 from .attention import Rope
 from .cache import KeyValueCache, SequenceState
+from .cancellation import raise_if_cancelled
 from .config import ModelConfig
 from .model import Model, Weights
 from .mtp import MtpHead
@@ -47,6 +48,7 @@ class TorchSession:
         self._mtp_length = 0
         prompt = torch.tensor(prompt_ids, device=self.device)
         for start in range(0, len(prompt), PREFILL_ROWS):
+            raise_if_cancelled()
             token_ids = prompt[start : start + PREFILL_ROWS]
             hidden = self.model.forward(token_ids, self.state, start)  # [R, H]
             self.state.commit(len(token_ids))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from .cancellation import CancelledError, cancellable
 from .errors import DecoderError
 from .generate import Step
 from .metrics_text import ServerCounters
@@ -141,7 +142,10 @@ class DecoderWorker:
                 self._count()
             message = ""
             try:
-                ended = self._decode(job)
+                with cancellable(job.cancelled.is_set):
+                    ended = self._decode(job)
+            except CancelledError:
+                ended = "cancelled"
             except (DecoderError, RuntimeError, MemoryError) as error:  # RuntimeError: what PyTorch raises
                 log.exception("decoding failed")
                 ended, message = "error", str(error) or type(error).__name__

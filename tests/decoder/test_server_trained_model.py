@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.tokenizer import TextTokenizer
 from tokenizers import Tokenizer
 
 from .live_server import LiveServer
+from .test_server import wait_for
 
 MODEL = Path(str(files("kernarc.configs"))) / "models" / "python-7m"
 PROMPT = "# -*- coding: utf-8 -*-\nNAMES = {'é': 'eacute', '日本': "
+
+
+def test_a_client_that_leaves_during_a_long_prefill_frees_the_decoder() -> None:
+    decoder = Decoder.load(MODEL, device="cpu")
+    pieces = []
+    forward = decoder.session.model.forward  # type: ignore[attr-defined]
+
+    def watched(token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        pieces.append(len(token_ids))
+        rows: torch.Tensor = forward(token_ids, *rest)
+        return rows
+
+    decoder.session.model.forward = watched  # type: ignore[attr-defined]
+    length = 12_000
+    with LiveServer(decoder, vocab_size=decoder.config.vocab_size, max_context=decoder.max_context) as server:
+        body = json.dumps({"prompt": [7] * length}).encode()
+        with server.connect() as connection:
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(body) + body)
+            wait_for(lambda: len(pieces) > 0)
+        wait_for(lambda: server.counters.requests == {"cancelled": 1}, limit_s=30)
+        assert sum(pieces) < length / 2
+        assert server.post("/v1/completions", prompt=[1], max_tokens=2)[0] == 200
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
