@@ -21,7 +21,7 @@ from .speed_ups import SpeedUp
 from .table_files import interval_text
 from .tables import Column, SpeedTable
 from .titleblock import title_block
-from .view import NARROW, WIDE, describe_chart, view
+from .view import MEDIUM, NARROW, WIDE, describe_chart, view
 
 TEMPLATES = ("page.html", "view.html", "race.html", "section.html", "tables.html", "page.css", "page.js")
 
@@ -60,7 +60,7 @@ def render_page(
     text = environment.get_template("page.html").render(
         table=table,
         block=title_block(runs, table, letter),
-        views=(view(table, WIDE), view(table, NARROW)),
+        views=tuple(view(table, paper) for paper in (WIDE, MEDIUM, NARROW)),
         description=describe_chart(table),
         races=found,
         start=found[-1] if found else None,

@@ -31,7 +31,7 @@ def title_block(runs: Sequence[SavedRun], table: SpeedTable, revision: str) -> T
     cells = [cell for cell in table.cells.values() if cell.column is subject and cell.tpot is not None]
     return TitleBlock(
         headline=_headline(subject.label, cells),
-        summary=_summary(table),
+        summary=_summary(table, [cell.depth for cell in cells] or list(table.depths)),
         drawing_number=drawing_number(runs),
         revision=revision,
         date=max(run.manifest.created_utc[:10] for run in runs),
@@ -59,12 +59,10 @@ def _headline(label: str, cells: Sequence[SpeedCell]) -> str:
     return f"{label}: {spread} tokens per second"
 
 
-def _summary(table: SpeedTable) -> str:
-    depths = (
-        f"from {fmt.count(table.depths[0])} to {fmt.count(table.depths[-1])} tokens of context"
-        if len(table.depths) > 1
-        else f"at {fmt.count(table.depths[0])} tokens of context"
-    )
+def _summary(table: SpeedTable, shown: Sequence[int]) -> str:
+    """shown: the depths that the headline speaks of."""
+    low, high = fmt.count(min(shown)), fmt.count(max(shown))
+    depths = f"at {low} tokens of context" if low == high else f"from {low} to {high} tokens of context"
     text = f"One stream, greedy, {depths}."
     if not table.candidates:
         return text

@@ -43,6 +43,7 @@ class Paper:
 
 
 WIDE = Paper("wide", 1040, 430, 52, 48, 28, 62, 56, 9.2)
+MEDIUM = Paper("medium", 720, 410, 48, 46, 28, 62, 50, 9.2)
 NARROW = Paper("narrow", 360, 380, 36, 38, 28, 58, 46, 7.4)
 
 

@@ -152,8 +152,9 @@
     set($("race-status"), `${lines.join("; ")}.`);
   };
 
-  const advance = (now) => {
+  const advance = () => {
     if (!playing) return;
+    const now = performance.now(); // a frame's own timestamp is older by whatever held the frame up
     clock += (now - previous) * Number($("speed").value);
     previous = now;
     if (clock >= end) {

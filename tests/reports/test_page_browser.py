@@ -16,6 +16,7 @@ from .conftest import MakeRun
 pytestmark = pytest.mark.browser
 
 WIDTHS = (360, 390, 480, 600, 601, 768, 860, 861, 1024, 1366, 1920)
+A4_PIXELS = 718  # 190 mm at 96 dots an inch
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -65,7 +66,7 @@ def test_nothing_overflows_at_any_width(chromium: Browser, full_page: Path) -> N
             assert page.evaluate(OVERFLOW) <= 0, width
 
 
-@pytest.mark.parametrize(("width", "chart"), [(1366, "wide"), (360, "narrow")])
+@pytest.mark.parametrize(("width", "chart"), [(1366, "wide"), (800, "medium"), (360, "narrow")])
 def test_every_value_of_the_chart_is_reachable_by_keyboard_and_pointer(
     chromium: Browser, full_page: Path, width: int, chart: str
 ) -> None:
@@ -116,6 +117,8 @@ def test_landmarks_headings_and_tables_are_there_for_a_screen_reader(chromium: B
 def test_print_shows_the_sheet_without_controls(chromium: Browser, full_page: Path) -> None:
     with opened(chromium, full_page) as (page, _):
         page.emulate_media(media="print")
+        page.set_viewport_size({"width": A4_PIXELS, "height": 1000})
+        assert page.evaluate(OVERFLOW) <= 0
         assert not page.is_visible("#controls")
         assert page.is_visible("table >> nth=0")
         assert page.inner_text(".tokens >> nth=0") == "256"
