@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 INTRODUCTION = (
-    "A `qwen3_5_text` model of {millions:.2f} million parameters that writes Python: three Gated DeltaNet layers to "
-    "each full-attention layer, a byte-level BPE tokenizer, and one MTP layer trained for three recursive drafts. It exists "
-    "to be decoded by engines under test, on real text and with real acceptance. It is no assistant: what it writes looks "
-    "like Python and need not run."
+    "A `qwen3_5_text` model of {millions:.2f} million parameters that writes Python: three Gated DeltaNet layers "
+    "to each full-attention layer, a byte-level BPE tokenizer, and one MTP layer trained for three recursive "
+    "drafts. It exists to be decoded by engines under test, on real text and with real acceptance. It is no "
+    "assistant: what it writes looks like Python and need not run."
 )
 RECIPE = (
-    "Trained on {date} for {seconds:.0f} s on one {device} (torch {torch}): {steps} steps of {tokens_per_step} tokens, "
-    "{millions:.0f} million in all, {lengths}. Muon for the matrices, AdamW for the rest, peak learning rate "
-    "{peak_learning_rate}, flat to 30 %, then linear to zero; seed {seed}. The drafts learn the main model's own "
-    "distribution, each later draft from the hidden state of the one before it."
+    "Trained on {date} for {seconds:.0f} s on one {device} (torch {torch}): {steps} steps of {tokens_per_step} "
+    "tokens, {millions:.0f} million in all, {lengths}. Muon for the matrices, AdamW for the rest, peak learning "
+    "rate {peak_learning_rate}, flat to 30 %, then linear to zero; seed {seed}. The drafts learn the main model's "
+    "own distribution, each later draft from the hidden state of the one before it."
 )
 DATA = (
-    "{library:.1f} MB of the standard library's sources (Python {versions}, PSF-2.0; {share:.0%} of the sequences) and "
-    "{packages:.1f} MB of packages whose own metadata names only permissive licences. Left out: {dropped_duplicates} exact "
-    "copies, {dropped_overlaps} files that repeat ten or more runs of four held-out lines, tables, and the tests "
-    "of held-out modules."
+    "{library:.1f} MB of the standard library's sources (Python {versions}, PSF-2.0; {share:.0%} of the "
+    "sequences) and {packages:.1f} MB of packages whose own metadata names only permissive licences. Left out: "
+    "{dropped_duplicates} exact copies, {dropped_overlaps} files that repeat ten or more runs of four held-out "
+    "lines, tables, and the tests of held-out modules."
 )
 
 
@@ -78,7 +78,11 @@ def render(facts: TrainingFacts, name: str) -> str:
     data = facts["data"]
     lengths = ", ".join(f"{share:.0%} of steps at {n} tokens" for n, share in facts["sequence_lengths"].items())
     packages = sorted(data["packages"], key=lambda row: (-row["bytes"], row["name"]))
-    package_rows = [(f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages]
+    package_rows: list[tuple[str, ...]] = [
+        (f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages
+    ]
+        (f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages
+    ]
     data_line = DATA.format(
         library=data["library_bytes"] / 1e6,
         versions=", ".join(data["library_versions"]),

@@ -1,0 +1,143 @@
+"""`python -m kernarc.decoder.training.evaluate MODEL`: how good and how fast, on held-out text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from ..generate import Decoder
+from .bits import BitsPerByte, bits_per_byte, xz_bits_per_byte
+from .card import add_scores
+from .export import load_weights
+from .heldout import HeldOutText, prompts
+from .losses import LossFunctions
+from .model import TrainingModel
+from .shape import Shape
+from .tokenizer import token_bytes
+
+SAMPLE_PROMPT = 'def read_config(path):\n    """Read a configuration file and return its settings."""\n'
+
+
+def say(message: str) -> None:
+    """One line on stdout."""
+    sys.stdout.write(message + "\n")
+    sys.stdout.flush()
+
+
+def measure_bits(folder: Path, ids: list[int], tokenizer: Tokenizer, length: int, most_windows: int) -> BitsPerByte:
+    """Bits per byte in windows of `length` tokens, spread evenly, through the training model in fp32."""
+    model = TrainingModel(Shape.from_directory(folder))
+    load_weights(model, folder)
+    stream, sizes = torch.tensor(ids), torch.from_numpy(token_bytes(tokenizer))
+    length = min(length, (len(ids) - 1) // 64 * 64)
+    stride = max(length, (len(ids) - length - 1) // max(1, most_windows - 1)) if most_windows > 1 else len(ids)
+    with torch.no_grad():
+        return bits_per_byte(model, LossFunctions(), stream, sizes, length=length, stride=stride, sequences=1)
+
+
+@dataclass
+class Acceptance:
+    """Greedy speculative decoding of held-out prompts."""
+
+    drafts: int
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    accepted: Counter[int] | None = None
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens a step."""
+        return self.tokens / self.steps
+
+    def rate(self, draft: int) -> float:
+        """Share of steps that kept the draft at this place (1 is the first)."""
+        assert self.accepted is not None
+        return sum(n for kept, n in self.accepted.items() if kept >= draft) / self.steps
+
+
+def measure_acceptance(decoder: Decoder, excerpts: list[list[int]], max_tokens: int, drafts: int) -> Acceptance:
+    """Decodes each excerpt's continuation; steps cut short by max_tokens are not counted."""
+    result = Acceptance(drafts, accepted=Counter())
+    assert result.accepted is not None
+    for excerpt in excerpts:
+        steps = decoder.generate(excerpt, max_tokens=max_tokens, num_speculative_tokens=drafts, ignore_eos=True)
+        next(steps)  # the prefill's token
+        begun, left = perf_counter(), max_tokens - 1
+        for step in steps:
+            ended = perf_counter()
+            if left > drafts:
+                result.steps += 1
+                result.tokens += len(step.token_ids)
+                result.accepted[step.accepted] += 1
+                result.seconds += ended - begun
+            left -= len(step.token_ids)
+            begun = ended
+    return result
+
+
+def acceptance_scores(decoder: Decoder, ids: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Acceptance at several depths, printed as it goes."""
+    scores: dict[str, Any] = {}
+    for depth in arguments.depths:
+        excerpts = list(prompts(ids, arguments.prompts, depth, arguments.seed))
+        found = measure_acceptance(decoder, excerpts, arguments.max_tokens, 3)
+        rates = [round(found.rate(n), 3) for n in (1, 2, 3)]
+        say(
+            f"depth {depth}: mean acceptance length {found.mean_length:.3f}, kept by draft {rates}, "
+            f"{found.tokens / found.seconds:.0f} tokens/s in {found.steps} steps"
+        )
+        scores[f"mean acceptance length at depth {depth}, k = 3"] = round(found.mean_length, 3)
+        scores[f"drafts kept at depth {depth}"] = dict(enumerate(rates, 1))
+    return scores
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.evaluate", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--library", type=Path, help="a standard library's folder (default: the running interpreter's)")
+    parser.add_argument("--windows", type=int, default=1000, help="at most this many windows for bits per byte")
+    parser.add_argument("--length", type=int, default=8192, help="tokens a window")
+    parser.add_argument("--depths", type=int, nargs="*", default=[128, 1024])
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write-card", action="store_true", help="put the scores into training.json and README.md")
+    arguments = parser.parse_args()
+    folder: Path = arguments.model
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = HeldOutText.read(folder, arguments.library)
+    ids = text.ids(tokenizer)
+    say(f"{len(ids):,} held-out tokens; {text.unchanged} of {text.listed} files are byte for byte those of training")
+    xz = xz_bits_per_byte(text.texts)
+    scores: dict[str, Any] = {}
+    if arguments.windows:
+        bits = measure_bits(folder, ids, tokenizer, arguments.length, arguments.windows)
+        positions = {f"{a}-{b}": round(value, 4) for (a, b), value in bits.by_position.items()}
+        say(f"bits per byte {bits.overall:.4f} over {bits.predicted_bytes:,} bytes; `xz -9` on all of it {xz:.4f}")
+        say("by position " + ", ".join(f"{k}: {v}" for k, v in positions.items()))
+        scores = {
+            f"bits per byte, windows of {arguments.length} tokens": round(bits.overall, 4),
+            "bits per byte by position": positions,
+            "bits per byte of `xz -9`": round(xz, 4),
+        }
+    decoder = Decoder.load(folder, device="cpu")
+    scores |= acceptance_scores(decoder, ids, arguments)
+    prompt = tokenizer.encode(SAMPLE_PROMPT).ids
+    continued = [i for step in decoder.generate(prompt, max_tokens=120) for i in step.token_ids]
+    say(tokenizer.decode(prompt + continued))
+    if arguments.write_card:
+        add_scores(folder, scores)
+
+
+if __name__ == "__main__":
+    main()
