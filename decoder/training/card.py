@@ -81,8 +81,6 @@ def render(facts: TrainingFacts, name: str) -> str:
     package_rows: list[tuple[str, ...]] = [
         (f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages
     ]
-        (f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages
-    ]
     data_line = DATA.format(
         library=data["library_bytes"] / 1e6,
         versions=", ".join(data["library_versions"]),
