@@ -58,7 +58,8 @@ def history(folder: Path, out: Path | None, as_json: bool) -> None:
 
     Reads the records themselves; there is no database. FOLDER is searched with everything below it. [default: runs]
     """
-    from .reports.history import json_text, read_history
+    from .reports.history import read_history
+    from .reports.history_files import json_text
     from .reports.render import render_history_text, write_history
 
     found = read_history(folder)

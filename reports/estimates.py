@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 SEED = 20_261_014
 N_RESAMPLES = 10_000
 CONFIDENCE = 0.95
+MAX_DRAWN = 4_000_000  # values held at once
 
 Floats = NDArray[np.float64]
 ByLaunch = Mapping[int, Sequence[float]]  # launch → one value a request
@@ -56,25 +57,28 @@ def _groups(by_launch: ByLaunch) -> list[Floats]:
     ]
 
 
-def _draw(groups: Sequence[Floats]) -> Floats:
-    """Two-level resamples [R, L, n_max]; places beyond a drawn launch's own count are NaN."""
+def _resampled_medians(groups: Sequence[Floats]) -> Floats:
+    """One median a resample [R], drawn in chunks that fit into memory whatever the number of requests."""
     rng = np.random.default_rng(SEED)
     sizes = np.array([len(group) for group in groups])
     padded = np.full((len(groups), int(sizes.max())), np.nan)
     for row, group in enumerate(groups):
         padded[row, : len(group)] = group
-    launches = (rng.random((N_RESAMPLES, len(groups))) * len(groups)).astype(np.intp)  # [R, L]
+    chunk = max(1, MAX_DRAWN // padded.size)
+    starts = range(0, N_RESAMPLES, chunk)
+    return np.concatenate([_medians(rng, padded, sizes, min(chunk, N_RESAMPLES - start)) for start in starts])
+
+
+def _medians(rng: np.random.Generator, padded: Floats, sizes: NDArray[np.intp], resamples: int) -> Floats:
+    """padded [L, n_max], NaN beyond each launch's own size [L] → medians of two-level resamples [resamples]."""
+    launches = (rng.random((resamples, len(sizes))) * len(sizes)).astype(np.intp)  # [R, L]
     drawn_sizes = sizes[launches][..., None]  # [R, L, 1]
-    places = (rng.random((N_RESAMPLES, len(groups), padded.shape[1])) * drawn_sizes).astype(np.intp)
-    drawn: Floats = padded[launches[..., None], places]  # [R, L, n_max]
+    places = (rng.random((resamples, len(sizes), padded.shape[1])) * drawn_sizes).astype(np.intp)
+    drawn = padded[launches[..., None], places]  # [R, L, n_max]
     drawn[np.broadcast_to(np.arange(padded.shape[1]) >= drawn_sizes, drawn.shape)] = np.nan
-    return drawn
-
-
-def _resampled_medians(groups: Sequence[Floats]) -> Floats:
-    ordered = np.sort(_draw(groups).reshape(N_RESAMPLES, -1), axis=1)  # NaN last
+    ordered = np.sort(drawn.reshape(resamples, -1), axis=1)  # NaN last
     counts = np.count_nonzero(~np.isnan(ordered), axis=1)
-    rows = np.arange(N_RESAMPLES)
+    rows = np.arange(resamples)
     medians: Floats = (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2
     return medians
 

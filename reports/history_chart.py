@@ -35,29 +35,35 @@ def _figure(history: History) -> Figure:
     depths = history.depths or (0,)
     columns = min(len(depths), 3 if len(depths) != 4 else 2)
     lines = math.ceil(len(depths) / columns)
-    width, height = columns * PANEL_INCHES[0], lines * PANEL_INCHES[1] + 0.5
+    width = columns * PANEL_INCHES[0]
+    key_inches = 0.2 * math.ceil(len(history.series) / max(1, int(width / 2.4)))
+    height = lines * PANEL_INCHES[1] + 0.5 + key_inches
     figure = Figure(figsize=(width, height), facecolor=PAPER)
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
-    figure.subplots_adjust(0.55 / width, 0.45 / height, 1 - 0.15 / width, 1 - 0.8 / height, wspace=0.22, hspace=0.5)
+    figure.subplots_adjust(
+        0.55 / width, 0.45 / height, 1 - 0.15 / width, 1 - (0.75 + key_inches) / height, wspace=0.22, hspace=0.5
+    )
     for panel, depth in zip(panels, depths, strict=False):
         _panel(panel, history, depth)
     for panel in panels[len(depths) :]:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper right", ncols=len(labels) or 1, frameon=False, fontsize=8.5)
-    figure.text(0.12 / width, 1 - 0.2 / height, "ms/token, run after run", fontsize=10, fontweight="bold", va="center")
+    ncols = max(1, min(len(labels), int(width / 2.4)))
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 1 - 0.3 / height), ncols=ncols, frameon=False,
+                  fontsize=8.5, borderaxespad=0, handlelength=2.6)  # fmt: skip
+    figure.text(0.12 / width, 1 - 0.18 / height, "ms/token, run after run", fontsize=10, fontweight="bold", va="center")
     return figure
 
 
 def _panel(panel: Axes, history: History, depth: int) -> None:
     places = {run: place for place, run in enumerate(history.runs)}
-    for index, build in enumerate(history.builds):
-        entries = [each for each in history.entries if each.build == build and each.depth == depth and each.tpot_ms]
-        stroke = _stroke(index, len(history.builds))
+    for index, (series, name) in enumerate(history.series.items()):
+        entries = [each for each in history.entries if each.series == series and each.depth == depth and each.tpot_ms]
+        stroke = _stroke(index, len(history.series))
         panel.plot(
             [places[each.measured_utc, each.run_id] for each in entries], [each.tpot_ms or 0.0 for each in entries],
             color=stroke.colour, linestyle=stroke.dash, linewidth=1.5, marker=stroke.marker, markersize=4.5,
-            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.2, label=build,
+            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.2, label=name,
         )  # fmt: skip
     panel.set_title(f"{fmt.count(depth)} tokens of context", fontsize=9, loc="left", color=INK)
     highest = max((each.tpot_ms or 0.0 for each in history.entries if each.depth == depth), default=0.0)
@@ -76,7 +82,7 @@ def _panel(panel: Axes, history: History, depth: int) -> None:
     panel.tick_params(axis="x", length=3, labelsize=8, color=MUTED)
 
 
-def _stroke(index: int, builds: int) -> Stroke:
-    if index == 0 and builds > 1:
+def _stroke(index: int, count: int) -> Stroke:
+    if index == 0 and count > 1:
         return BASELINE_STROKE
     return STROKES[max(index - 1, 0) % len(STROKES)]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from . import chart, history_chart, movement, table_files
-from . import history as history_files
+from . import chart, history_chart, history_files, movement, table_files
 from .history import History
 from .movement import Revision, revision_since
 from .page import render_page
@@ -88,8 +87,7 @@ def render_movement_text(revision: Revision, width: int = 120, *, colour: bool =
 
 def render_history_text(history: History, width: int = 120, *, colour: bool = False) -> str:
     """The runs of a folder, for a terminal."""
-    notes = [f"{path}: skipped, {reason}" for path, reason in history.skipped]
-    return _console_text(history_files.terminal_table(history), notes, width, colour)
+    return _console_text(history_files.terminal_view(history, width), history_files.notes(history), width, colour)
 
 
 def _console_text(view: RenderableType, notes: Sequence[str], width: int, colour: bool) -> str:

@@ -96,6 +96,18 @@ def test_history_writes_table_and_small_multiples_of_the_same_bytes(folder: Path
     assert [float(row["tpot_ms"]) for row in rows] == [row["tpot_ms"] for row in printed]
 
 
+def test_another_model_or_machine_is_another_line(folder: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    make_run(tmp_path / "a", **SMALL)
+    other = make_run(tmp_path / "b", **SMALL, run_id="run-0002")
+    builds = tuple(
+        each.model_copy(update={"model": "/srv/models/other"}) for each in RunDirectory(other).manifest().builds
+    )
+    RunDirectory(other).update_manifest(builds=builds)
+    names = list(read_history(tmp_path).series.values())
+    assert names == ["vllm, tiny-structured", "kernarc, tiny-structured", "vllm, other", "kernarc, other"]
+    assert list(read_history(folder).series.values()) == ["vllm", "kernarc"]
+
+
 def test_history_says_what_it_skipped_and_shows_no_wrong_speed(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(tmp_path / "good", **SMALL)
     write_check(run, ("vllm", "kernarc"), kernarc="4 outputs diverge")
