@@ -1,11 +1,12 @@
 """Stock vLLM, in the environment that `engines install vllm` made or in the one a build names."""
 
 import json
+import os
 from pathlib import Path
 
 from ..errors import EngineError
 from .base import Engine
-from .vllm_install import INSTALL_HINT, LAUNCHER, VllmInstallation, find_installation
+from .vllm_install import INSTALL_HINT, SITE_FOLDER, VllmInstallation, find_installation
 
 CPU_KV_CACHE_GIB = "2"
 GPU_MEMORY_UTILIZATION = "0.85"
@@ -15,9 +16,9 @@ class VllmEngine(Engine):
     """vLLM's OpenAI server as shipped: compiled mode, one sequence, no prefix cache, MTP drafts where asked for."""
 
     def command(self, model: Path, port: int) -> list[str]:
-        """The server's command line behind our launcher."""
+        """vLLM's own server, as a module: its `vllm` command asks for a distribution of that name."""
         config = self.build.config
-        command = [self._python(), str(LAUNCHER), "--model", str(model)]
+        command = [self._python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(self.max_context)]
         command += ["--max-num-seqs", "1", "--no-enable-prefix-caching"]
         if not (model / "tokenizer.json").is_file():
@@ -30,10 +31,18 @@ class VllmEngine(Engine):
         return [*command, *config.extra_args]
 
     def environment(self) -> dict[str, str]:
-        """Nothing is looked up or reported on the network; a stated KV cache on a CPU."""
+        """Nothing is looked up or reported on the network; a stated KV cache on a CPU; our site folder comes first.
+
+        An environment of its own sees no PYTHONPATH but ours; a host's interpreter keeps what it is given.
+        """
+        own = super().environment()
+        paths = [str(SITE_FOLDER)]
+        if self._installation() is None:
+            paths += filter(None, [own.get("PYTHONPATH", os.environ.get("PYTHONPATH"))])
+        search = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         cpu = {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB} if self._is_cpu() else {}
-        return {**quiet, **cpu, **super().environment()}
+        return {**quiet, **cpu, **own, **search}
 
     def version(self) -> str | None:
         """Of the installation, or of the first vLLM on the build's own pythonpath; None where files do not tell."""

