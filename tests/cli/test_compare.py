@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kernarc.cli import main
 from kernarc.harness.conformance.process import ConformanceServer
+from kernarc.harness.runs import Run
 from kernarc.harness.storage import RunDirectory
 
 from .cycle_checkpoint import write_cycle_checkpoint
@@ -30,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(tmp_path: Path, model: Path) -> WriteBuild:
     """Writes a build file whose engine is the stand-in decoder; returns its path."""
 
-    def write(name: str, *extra_args: str, drafts: int = 3, step_ms: float = 4.0) -> str:
+    def write(name: str, *extra_args: str, drafts: int = 3, step_ms: float = 12.0) -> str:
         arguments = json.dumps(["--step-ms", str(step_ms), *extra_args])
         path = tmp_path / f"{name}.yaml"
         path.write_text(
@@ -79,7 +80,7 @@ def test_slower_step_fails_and_the_report_says_so(
 ) -> None:
     summary = tmp_path / "step-summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    builds = build("fast"), build("slow", step_ms=16.0)
+    builds = build("fast"), build("slow", step_ms=48.0)
     result = gate("compare", *builds, *SMALL, "--out", "run")
     assert result.returncode == 1, result.stderr
     output = json.loads(result.stdout)
@@ -101,7 +102,7 @@ def test_slower_step_fails_and_the_report_says_so(
 
 def test_fewer_accepted_drafts_are_attributed_to_acceptance(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
     """Both take 12 ms a step; one commits 4 tokens a step, the other 2."""
-    result = gate("compare", build("four", step_ms=12.0), build("two", drafts=1, step_ms=12.0), *SMALL, "--out", "run")
+    result = gate("compare", build("four"), build("two", drafts=1), *SMALL, "--out", "run")
     assert result.returncode == 1, result.stderr
     (depth,) = json.loads(result.stdout)["depths"]
     assert depth["acceptance_effect"] == pytest.approx(1.0, abs=1e-9)
@@ -110,7 +111,7 @@ def test_fewer_accepted_drafts_are_attributed_to_acceptance(gate: Gate, build: W
 
 
 def test_faster_passes_with_a_table_and_one_sentence(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
-    builds = build("slow", step_ms=16.0), build("fast")
+    builds = build("slow", step_ms=48.0), build("fast")
     result = gate("compare", *builds, *SMALL[:-1], "--out", "run")
     assert result.returncode == 0, result.stderr
     assert "PASS: fast is nowhere slower" in result.stdout
@@ -121,7 +122,7 @@ def test_faster_passes_with_a_table_and_one_sentence(gate: Gate, build: WriteBui
 
 
 def test_wrong_token_fails_after_one_launch_whatever_the_speed(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
-    builds = build("slow", step_ms=16.0), build("wrong", "--wrong-token-at", "9")
+    builds = build("slow", step_ms=48.0), build("wrong", "--wrong-token-at", "9")
     result = gate("compare", *builds, *SMALL, "--out", "run")
     assert result.returncode == 1, result.stderr
     output = json.loads(result.stdout)
@@ -163,7 +164,7 @@ def test_broken_engine_is_void_and_exit_code_4(
 def test_endpoints_without_a_reference_never_pass(gate: Gate, tmp_path: Path) -> None:
     with ConformanceServer() as server:
         fast, slow = (f"endpoint:{server.url(case)}#{case}" for case in ("steady-1ms", "steady-10ms"))
-        small = ["--depths", "32", "--requests", "2", "--max-tokens", "17", "--looks", "3", "--json"]
+        small = ["--depths", "32", "--requests", "2", "--max-tokens", "65", "--looks", "3", "--json"]
         passed = gate("compare", slow, fast, *small, "--out", "improved")
         failed = gate("compare", fast, slow, *small, "--out", "slower")
     assert passed.returncode == 3, passed.stderr
@@ -195,7 +196,7 @@ def test_usage_errors_are_exit_code_2(gate: Gate, arguments: list[str], tmp_path
 
 def test_interrupted_comparison_is_resumed_to_its_verdict(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
     marker = tmp_path / "died"
-    builds = build("fast"), build("slow", "--die-at-request", "3", "--die-once", str(marker), step_ms=16.0)
+    builds = build("fast"), build("slow", "--die-at-request", "3", "--die-once", str(marker), step_ms=48.0)
     first = gate("compare", *builds, *SMALL, "--out", "run")
     assert first.returncode == 4, first.stderr
     again = gate("compare", "--resume", "run", "--json")
@@ -222,3 +223,70 @@ def test_check_judges_a_finished_run_and_notices_a_tampered_one(gate: Gate, buil
     output = json.loads(wrong.stdout)
     assert output["verdict"] == "FAIL"
     assert sum(entry["divergences"] for entry in output["output_checks"]) == 1
+
+
+def test_an_unexpected_exception_is_void_never_a_pass(
+    gate: Gate, build: WriteBuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("kernarc.cli_comparison.evaluate", broken)
+    result = gate("compare", build("a"), build("b"), *SMALL, "--out", "run")
+    assert result.returncode == 4
+    assert "ZeroDivisionError: planted" in result.stderr
+    assert not (tmp_path / "run" / "verdict.json").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_resume(
+    gate: Gate, build: WriteBuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure_launch = Run.measure_launch
+
+    def interrupted(run: Run, launch: int) -> None:
+        if launch == 1:
+            raise KeyboardInterrupt
+        measure_launch(run, launch)
+
+    monkeypatch.setattr(Run, "measure_launch", interrupted)
+    builds = build("fast"), build("slow", step_ms=48.0)
+    result = gate("compare", *builds, *SMALL, "--out", "run")
+    assert result.returncode == 130
+    assert "kernarc-gate compare --resume run" in result.stderr
+    monkeypatch.setattr(Run, "measure_launch", measure_launch)
+    again = gate("compare", "--resume", "run", "--json")
+    assert again.returncode == 1, again.stderr
+    assert json.loads(again.stdout)["depths"][0]["pairs"] == 12
+
+
+def test_control_build_is_measured_in_every_block(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    config = tmp_path / "controlled.yaml"
+    config.write_text(
+        f"depths: [32]\nrequests_per_depth: 4\nmax_tokens: 33\nlooks: [3]\ncontrol: {build('control')}\n"
+        "max_control_drift: 0.9\n"
+    )
+    builds = build("fast"), build("slow", step_ms=48.0)
+    result = gate("compare", *builds, "--config", str(config), "--out", "run", "--json")
+    assert result.returncode == 1, result.stderr
+    streams = [stream for stream in RunDirectory(tmp_path / "run").streams() if not stream.is_warmup]
+    assert {stream.build for stream in streams} == {"fast", "slow", "control"}
+
+
+def test_calibrate_measures_an_a_with_a(gate: Gate, build: WriteBuild) -> None:
+    small = ["--depths", "32", "--requests", "6", "--max-tokens", "33"]
+    result = gate("calibrate", "--build", build("a"), "--launches", "3", "--comparisons", "100", *small, "--json")
+    assert result.returncode == 0, result.stderr
+    output = json.loads(result.stdout)
+    assert list(output)[:4] == ["false_alarm_rate", "coverage", "power", "comparisons"]
+    assert output["void_reasons"] == []
+    (noise,) = output["noise"]
+    assert noise["depth"] == 32
+    assert noise["launch"] >= 0
+    assert noise["request"] > 0
+    assert noise["detectable"] > 0.01
+    assert [row["effect"] for row in output["recommended"]] == [0.02, 0.03, 0.05]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--simulate", "--build", "kernarc"]], ids=["neither", "both"])
+def test_calibrate_wants_one_of_two(gate: Gate, arguments: list[str]) -> None:
+    assert gate("calibrate", *arguments).returncode == 2

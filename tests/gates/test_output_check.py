@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,3 +208,18 @@ def test_rate_of_zero_has_an_honest_upper_bound() -> None:
     assert (found.rate, found.low) == (0, 0)
     assert found.high == pytest.approx(3.8415 / 23.8415, rel=1e-3)
     assert clustered_rate([64] * 20, [64] * 20).high == 1
+
+
+def test_an_exact_tie_is_a_match_whichever_of_the_two_is_emitted(make_stream: MakeStream, tmp_path: Path) -> None:
+    """Two tokens with one and the same lm_head row: rank order may pick either."""
+    model = random_model()
+    prompt = PROMPTS["d128-l0-r0"]
+    first = greedy(model, prompt, 1)[0]
+    twin = (first + 1) % 512
+    with torch.no_grad():
+        model.lm_head.weight[twin] = model.lm_head.weight[first]
+    scorer = ReferenceScorer(write(model, tmp_path / "model"), OutputCheckConfig(device="cpu"), tmp_path / "cache")
+    for emitted in (first, twin):
+        stream = make_stream("b", token_ids=(emitted,))
+        found = check_build("b", [stream], PROMPTS, scorer, tau=0.0)
+        assert (found.verdict, found.matches) == (Verdict.PASS, 1)
