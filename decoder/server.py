@@ -88,11 +88,11 @@ class DecoderServer:
             response.enable_chunked_encoding()
         try:
             await response.prepare(request)
-            writer.open()
+            await writer.open()
             how, message = await ended
         except BaseException:
             self._worker.cancel(job)
-            writer.open()
+            writer.abandon()
             raise
         with contextlib.suppress(ConnectionResetError):  # many clients leave as soon as they have read [DONE]
             if how in ("error", "cancelled"):

@@ -25,8 +25,14 @@ class StreamWriter:
         self._socket = transport.get_extra_info("socket").dup()
         self._opened = threading.Event()
 
-    def open(self) -> None:
-        """The headers are out: events may follow."""
+    async def open(self) -> None:
+        """Events may follow once the loop has sent the headers, and whatever it held back for a slow client."""
+        while self._transport.get_write_buffer_size() and not self._transport.is_closing():
+            await asyncio.sleep(0.001)
+        self._opened.set()
+
+    def abandon(self) -> None:
+        """The answer will not go on; who waits to send may stop waiting."""
         self._opened.set()
 
     def send(self, data: bytes, cancelled: threading.Event) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 import pytest
 from kernarc.decoder import stream_writer
@@ -37,6 +39,19 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
         assert more, data
         data += more
     return data
+
+
+def read_chunked(stream: BinaryIO) -> bytes:
+    """The body of the next answer."""
+    assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+    while stream.readline() != b"\r\n":
+        pass
+    body = b""
+    while size := int(stream.readline(), 16):
+        body += stream.read(size)
+        assert stream.read(2) == b"\r\n"
+    assert stream.readline() == b"\r\n"
+    return body
 
 
 def test_a_request_byte_by_byte(server: LiveServer) -> None:
@@ -143,6 +158,46 @@ def test_a_client_that_reads_slowly_gets_everything() -> None:
         assert server.counters.committed_tokens < 320_000
         data = read_until(connection, b"0\r\n\r\n")
     assert data.count(b"data: {") == 20_000
+
+
+def test_pipelined_long_answers_stay_in_order() -> None:
+    steps = [[7] * 16 for _ in range(2_000)]
+    with LiveServer(ScriptedDecoder(steps), max_context=100_000) as server, server.connect() as connection:
+        connection.sendall(request_bytes(32_000) * 2)
+        stream = connection.makefile("rb")
+        for _ in range(2):
+            events = read_chunked(stream).split(b"\n\n")
+            assert (len(events), events[-2:]) == (2_002, [b"data: [DONE]", b""])
+
+
+def test_events_wait_for_what_the_loop_holds_back() -> None:
+    """The headers may wait in the loop behind the last answer's end: events must not overtake them."""
+    near, far = socket.socketpair()
+
+    class Transport:
+        held = 3
+
+        def get_extra_info(self, name: str) -> socket.socket:
+            return near
+
+        def get_write_buffer_size(self) -> int:
+            self.held -= 1
+            return self.held
+
+        def is_closing(self) -> bool:
+            return False
+
+    transport = Transport()
+    writer = stream_writer.StreamWriter(cast(asyncio.Transport, transport), chunked=True)
+    sender = threading.Thread(target=writer.send, args=(b"data: x\n\n", threading.Event()))
+    sender.start()
+    asyncio.run(writer.open())
+    sender.join(10)
+    assert transport.held == 0
+    assert far.recv(100) == b"9\r\ndata: x\n\n\r\n"
+    writer.close()
+    near.close()
+    far.close()
 
 
 def test_a_client_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
