@@ -41,16 +41,18 @@ class RunningEngine:
 
     def raise_if_dead(self, doing: str) -> None:
         """EngineError where it no longer runs or answers."""
-        if answers(self.base_url, self.headers):
-            return
-        if self.process is not None:
+        if self.process is None:
+            if not responds(self.base_url, self.headers):
+                raise EngineError(
+                    f"{self.build.name} at {self.base_url} stopped answering {doing}", "is it still running?"
+                )
+        elif not answers(self.base_url, self.headers):
             self.process.wait(DYING_S)  # the connection breaks a moment before the exit code is known
             self.process.raise_if_dead(doing)
             raise EngineError(
                 f"{self.build.name} runs but stopped answering {doing}\n{self.process.last_log_lines()}",
                 f"the whole log is {self.process.log_path}",
             )
-        raise EngineError(f"{self.build.name} at {self.base_url} stopped answering {doing}", "is it still running?")
 
     def counters(self) -> dict[str, float]:
         """The cache and draft counters at /metrics, summed over labels; empty where there are none."""
@@ -134,6 +136,15 @@ def answers(base_url: str, headers: Mapping[str, str] | None = None) -> bool:
         return _get(f"{server_root(base_url)}/v1/models", headers).ok
     except requests.RequestException:
         return False
+
+
+def responds(base_url: str, headers: Mapping[str, str] | None = None) -> bool:
+    """Whether anything answers HTTP there, if only to say that it has no such path."""
+    try:
+        _get(f"{server_root(base_url)}/v1/models", headers)
+    except requests.RequestException:
+        return False
+    return True
 
 
 def first_model(base_url: str, headers: Mapping[str, str] | None = None) -> str:

@@ -4,7 +4,7 @@ import os
 
 from ..builds import Build
 from ..errors import ConfigError, EngineError
-from .base import RunningEngine, answers, first_model
+from .base import RunningEngine, first_model, responds
 
 
 def api_headers(build: Build) -> dict[str, str]:
@@ -28,6 +28,6 @@ def connect(build: Build) -> RunningEngine:
     url = build.config.url or ""
     headers = api_headers(build)
     name = build.config.served_model
-    if not answers(url, headers) and name is None:
-        raise EngineError(f"no OpenAI-compatible server answers at {url}/v1/models", "start it, or correct the URL")
+    if not responds(url, headers):
+        raise EngineError(f"no OpenAI-compatible server answers at {url}", "start it, or correct the URL")
     return RunningEngine(build, url, name or first_model(url, headers), 0.0, headers=headers)

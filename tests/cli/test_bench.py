@@ -108,6 +108,7 @@ def test_void_cells_have_no_speed_and_exit_code_4(server: ConformanceServer, tmp
         (["--builds", "kernac"], 2, "did you mean 'kernarc'?"),
         (["--builds", "endpoint:nowhere"], 2, "names no server"),
         (["--builds", "endpoint:http://127.0.0.1:9"], 4, "no OpenAI-compatible server answers at http://127.0.0.1:9"),
+        (["--builds", "endpoint:http://127.0.0.1:9#m"], 4, "no OpenAI-compatible server answers"),
         (["--builds", ","], 2, "expected names separated by commas"),
         (["--depths", "128,8K"], 2, "is not a list of whole numbers"),
         (["--depths", "4"], 2, "--depths: 'depths.0': input should be greater than or equal to 17, got 4"),

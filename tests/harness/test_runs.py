@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernarc.harness.builds import Build
+from kernarc.harness.builds import Build, resolve_build
 from kernarc.harness.config import MeasurementConfig, VoidRulesConfig
+from kernarc.harness.conformance.process import ConformanceServer
 from kernarc.harness.errors import ConfigError, EngineError
 from kernarc.harness.metrics import step_ms, tokens_per_step, tpot_ms
 from kernarc.harness.plan import RunPlan
@@ -141,6 +142,16 @@ def test_a_dying_engine_ends_the_run_with_its_log_and_keeps_the_rest(fake_build:
     assert "exit code 42" in interruption.reason
     assert run.directory.torn_path.exists(), "the unfinished stream is set aside"
     assert [record.build for record in run.directory.manifest().launch_records] == ["a"]
+
+
+def test_an_endpoint_that_goes_away_ends_the_run_and_keeps_the_rest(tmp_path: Path) -> None:
+    with ConformanceServer() as server:
+        build = resolve_build(f"endpoint:{server.url('steady-1ms')}#steady-1ms")
+        run = Run.create(make_plan([build], depths=(20,), max_tokens=40), tmp_path / "run")
+        with pytest.raises(EngineError, match="stopped answering while answering d20-l0-r1"):
+            run.measure(lambda _: server.__exit__())
+    assert len(measured(run.directory)) == 1
+    assert run.directory.manifest().interruptions[0].streams_done == 1
 
 
 def test_an_existing_run_is_refused_before_anything_starts(fake_build: MakeBuild, tmp_path: Path) -> None:
