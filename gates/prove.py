@@ -1,6 +1,7 @@
 """`python -m kernarc.gates.prove`: the gate on real engines of this machine, sound and planted; prints what it decided.
 
-Every case is the real command line on the small structured checkpoint. Exit code 1 where one was not as expected.
+Every case is the real command line. Speed is judged on the small structured checkpoint, whose acceptance is known,
+faults inside the model on the shipped trained one, whose answers hang on them. Exit code 1 where one was not as expected.
 """
 
 import json
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import click
 
 QUICK = ("--requests", "10", "--max-tokens", "48", "--looks", "3")
 FULL = ("--requests", "20", "--max-tokens", "64", "--looks", "5,8,12")
+TRAINED = "python-7m"
+PACKAGE = (__package__ or "").partition(".")[0]
 JsonObject = dict[str, Any]
 
 
@@ -29,6 +33,7 @@ class Case:
     arguments: tuple[str, ...]
     expected: str
     is_expected: Callable[[JsonObject], bool]
+    on_trained_model: bool = False
 
 
 def _is_attributed_to(largest: str, other: str) -> Callable[[JsonObject], bool]:
@@ -65,8 +70,11 @@ CASES = (
     ),
     Case("wrong tokens", "wrong_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
     Case("dropped tokens", "drop_token=0.01", QUICK, "FAIL, output", _is_wrong_output),
-    Case("NaN weights", "nan", QUICK, "FAIL or VOID", _is_stopped),
     Case("truncated output", "truncate=16", QUICK, "FAIL or VOID", _is_stopped),
+    Case("NaN weights", "nan", QUICK, "FAIL or VOID", _is_stopped, on_trained_model=True),
+    Case("stale KV beyond 64 tokens", "stale_kv=64", QUICK, "FAIL or VOID", _is_stopped, on_trained_model=True),
+    Case("one scale block off by 64", "wrong_scale=64", QUICK, "FAIL or VOID", _is_stopped, on_trained_model=True),
+    Case("sampled, not greedy", "sampled=1", QUICK, "FAIL or VOID", _is_stopped, on_trained_model=True),
 )
 
 
@@ -92,7 +100,20 @@ def _run(case: Case, number: int, total: int, depths: str, folder: Path) -> bool
         Path(candidate).write_text(f"engine: kernarc\nnum_speculative_tokens: 3\nextra_args: {arguments}\n")
     started = time.monotonic()
     out = folder / f"run-{number}"
-    flags: Sequence[str] = ["--depths", depths, *case.arguments, "--seed", str(number), "--out", str(out), "--json"]
+    model = (
+        ["--model", str(resources.files(f"{PACKAGE}.configs") / "models" / TRAINED)] if case.on_trained_model else []
+    )
+    flags: Sequence[str] = [
+        *model,
+        "--depths",
+        depths,
+        *case.arguments,
+        "--seed",
+        str(number),
+        "--out",
+        str(out),
+        "--json",
+    ]
     command = [sys.executable, "-m", "kernarc.cli", "compare", "kernarc", candidate, *flags]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     took_s = time.monotonic() - started
