@@ -13,7 +13,8 @@ from kernarc.harness.storage import RunDirectory
 from kernarc.reports.history import read_history
 from kernarc.reports.render import Publication
 
-from .conftest import MakeRun, write_check
+from .conftest import MakeRun
+from .synthetic import write_check
 
 SMALL = {"launches": 3, "requests_per_depth": 4, "tokens": 32, "depths": (128, 8192)}
 

@@ -22,7 +22,8 @@ from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import speed_table
 from PIL import Image
 
-from .conftest import DEPTHS, PIECES, MakeRun
+from .conftest import MakeRun
+from .synthetic import DEPTHS, PIECES
 
 NAMES = ["table.md", "table.csv", "table.json", "speed.svg", "speed.png", "index.html"]
 

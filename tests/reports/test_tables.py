@@ -16,7 +16,8 @@ from kernarc.reports.render import render_table_text
 from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import SpeedTable, speed_table
 
-from .conftest import DEPTHS, MakeRun, write_check
+from .conftest import MakeRun
+from .synthetic import DEPTHS, write_check
 
 
 def token_times_ms(stream: StreamRecord) -> float:
