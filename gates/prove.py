@@ -1,7 +1,7 @@
 """`python -m kernarc.gates.prove`: the gate on real engines of this machine, sound and planted; prints what it decided.
 
 Every case is the real command line. Speed is judged on the small structured checkpoint, whose acceptance is known,
-faults inside the model on the shipped trained one, whose answers hang on them. Exit code 1 where one was not as expected.
+faults inside the model on the shipped trained one, whose answers hang on them. Exit code 1 where one is unexpected.
 """
 
 import json
