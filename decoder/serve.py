@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from .errors import DecoderError
 from .generate import Decoder
@@ -104,7 +105,8 @@ async def serve_decoder(
     on_ready: Callable[[], None],
 ) -> bool:
     """Answers on a bound socket until SIGTERM or SIGINT; False where the decoder was still busy at the end."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    logging.getLogger("aiohttp.server").addFilter(_in_one_line)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # else a line for every client that left
     counters = ServerCounters()
     worker = DecoderWorker(decoder, model.tokenizer, counters, queue_limit=queue_limit)
     app = DecoderServer(model, worker, counters).application()
@@ -122,6 +124,14 @@ async def serve_decoder(
     stopped = await asyncio.to_thread(worker.stop, SHUTDOWN_S)
     await runner.cleanup()
     return stopped
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """What is no HTTP is the client's fault: a line of it is enough, no traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, BadHttpMessage | web.RequestPayloadError):
+        record.msg, record.args, record.exc_info = "refused what is no HTTP: %s", (" ".join(str(error).split()),), None
+    return True
 
 
 def _bind(host: str, port: int) -> socket.socket:

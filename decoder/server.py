@@ -24,6 +24,10 @@ _CANCELLED = "the stream was cancelled: the server is shutting down, or the clie
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class _UnreadableBodyError(RequestError):
+    """A body that breaks off or does not decode."""
+
+
 class DecoderServer:
     """The routes over one worker."""
 
@@ -176,7 +180,10 @@ def _settle(future: asyncio.Future[tuple[str, str]], result: tuple[str, str]) ->
 
 async def _json_of(request: web.Request) -> Any:
     _check_length(request)
-    return parse_json(await request.read())
+    try:
+        return parse_json(await request.read())
+    except web.RequestPayloadError as error:  # a bad chunk or content encoding
+        raise _UnreadableBodyError(f"the request body cannot be read: {error}") from None
 
 
 def _check_length(request: web.Request) -> None:
@@ -186,9 +193,12 @@ def _check_length(request: web.Request) -> None:
 
 async def _expect(request: web.Request) -> web.StreamResponse | None:
     """Refuses a body that is too long before the client sends it."""
-    _check_length(request)
+    try:
+        _check_length(request)
+    except web.HTTPRequestEntityTooLarge as refusal:
+        return _refusal(request, refusal)
     if request.headers.get("Expect", "").lower() != "100-continue":
-        raise web.HTTPExpectationFailed(text="unknown Expect header")
+        return _error(417, "the only Expect header known is 100-continue", "invalid_request_error")
     if request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
@@ -207,7 +217,10 @@ async def _refusals_as_json(request: web.Request, handler: Handler) -> web.Strea
     except RequestError as error:
         message = f"{error.message}; {error.hint}" if error.hint else error.message
         status = 404 if isinstance(error, UnknownModelError) else 400
-        return _error(status, message, "not_found_error" if status == 404 else "invalid_request_error")
+        response = _error(status, message, "not_found_error" if status == 404 else "invalid_request_error")
+        if isinstance(error, _UnreadableBodyError):
+            response.force_close()  # where the next request would begin is not known
+        return response
     except web.HTTPException as refusal:
         if refusal.status < 400:
             raise

@@ -116,6 +116,15 @@ def test_what_is_no_http_is_refused_and_the_server_lives(server: LiveServer, gar
     assert server.request("GET", "/health")[0] == 200
 
 
+def test_a_body_that_does_not_decode(server: LiveServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(REQUEST.replace(b"Host: x", b"Host: x\r\nContent-Encoding: gzip"))
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"the request body cannot be read" in answer
+    assert len(server.stream(prompt=[1], max_tokens=3)) == 2
+
+
 def test_a_request_cut_off_in_its_body(server: LiveServer) -> None:
     with server.connect() as connection:
         connection.sendall(REQUEST[:-10])
