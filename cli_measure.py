@@ -41,7 +41,7 @@ def depth_list(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--requests", type=int, metavar="N", help="Requests at each depth in each launch.")
 @click.option("--max-tokens", type=int, metavar="N", help="Output tokens of each request.")
 @click.option("--launches", type=int, metavar="N", help="Fresh launches of every engine.")
-@click.option("--model", "model_path", metavar="DIR", help="Checkpoint for builds that name none.")
+@click.option("--model", "model_path", metavar="DIR|NAME", help="Checkpoint for builds that name none.")
 @click.option("--seed", type=int, metavar="N", help="Other prompts, another order.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory. [default: runs/RUN_ID]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN_DIR", help="Complete an interrupted run.")

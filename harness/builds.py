@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from .checkpoints import shipped_model
 from .config import BuildConfig, ModelSource
 from .configfile import load, locate
 from .errors import ConfigError
@@ -84,7 +85,7 @@ def resolve_builds(specs: Sequence[str], default_model: ModelSource | None = Non
 
 
 def _absolute(model: ModelSource, folder: Path, build: str) -> ModelSource:
-    if model.path is not None:
+    if model.path is not None and shipped_model(model.path) is None:
         return model.model_copy(update={"path": _path(model.path, folder, build)})
     if model.synth is not None and ("/" in model.synth or model.synth.endswith(".json")):
         return model.model_copy(update={"synth": _path(model.synth, folder, build)})

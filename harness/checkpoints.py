@@ -16,6 +16,7 @@ import psutil
 from .. import __version__
 from .cachefolder import cache_folder
 from .config import ModelSource
+from .configfile import shipped_folder
 from .errors import ConfigError
 
 WHOLE_FILE_BYTES = 64 * 2**20
@@ -86,17 +87,30 @@ class Checkpoint:
 def ensure_checkpoint(source: ModelSource, notify: Notify) -> Checkpoint:
     """The checkpoint, made now where it is a structured one that the cache does not hold yet."""
     if source.path is not None:
-        path = Path(source.path).expanduser().resolve()
+        path = shipped_model(source.path) or Path(source.path).expanduser().resolve()
         if not (path / "config.json").is_file():
             raise ConfigError(
                 f"{path} is not a checkpoint directory: it has no config.json",
-                "make one with `kernarc-gate model synth --shape tiny --out DIR`, or correct the path",
+                "make one with `kernarc-gate model synth --shape tiny --out DIR`, correct the path, or name a shipped "
+                f"one: {', '.join(shipped_models())}",
             )
         return Checkpoint(path)
     path = synthetic_folder(source)
     if not path.is_dir():
         _make(source, path, notify)
     return Checkpoint(path)
+
+
+def shipped_models() -> list[str]:
+    """The names of the checkpoints that come with the package."""
+    return sorted(path.parent.name for path in shipped_folder("models").glob("*/config.json"))
+
+
+def shipped_model(name: str) -> Path | None:
+    """The folder of a shipped checkpoint; None for any other name, and where a folder here is called the same."""
+    if name not in shipped_models() or (Path(name) / "config.json").is_file():
+        return None
+    return shipped_folder("models") / name
 
 
 def synthetic_folder(source: ModelSource) -> Path:

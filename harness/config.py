@@ -16,7 +16,7 @@ MAX_SPECULATIVE_TOKENS = 8
 class ModelSource(ConfigModel):
     """A checkpoint: a directory, or a structured one that is made once and kept in the cache."""
 
-    path: str | None = None
+    path: str | None = None  # a directory, or the name of a shipped one
     synth: str | None = None  # tiny, 27b, or a path to a config.json
     acceptance: Annotated[float, Field(ge=0, le=1)] = 0.87
     fp8: bool = False

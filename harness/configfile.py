@@ -45,7 +45,7 @@ def locate(name_or_path: str | Path, folder: str) -> Path:
         if not path.is_file():
             raise ConfigError(f"there is no file {path}", f"shipped {folder}: {', '.join(names(folder))}")
         return path
-    path = _shipped(folder) / f"{text}.yaml"
+    path = shipped_folder(folder) / f"{text}.yaml"
     if not path.is_file():
         raise ConfigError(
             f"there is no configuration named {text!r} in configs/{folder}{_did_you_mean(text, names(folder))}",
@@ -56,7 +56,7 @@ def locate(name_or_path: str | Path, folder: str) -> Path:
 
 def names(folder: str) -> list[str]:
     """The shipped configurations of one folder (builds, benches, gates), sorted."""
-    directory = _shipped(folder)
+    directory = shipped_folder(folder)
     return sorted(path.stem for path in directory.glob("*.yaml")) if directory.is_dir() else []
 
 
@@ -216,5 +216,6 @@ def _did_you_mean(word: str, known: Sequence[Hashable]) -> str:
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def _shipped(folder: str) -> Path:
+def shipped_folder(folder: str) -> Path:
+    """Where the package keeps its builds, benches, gates and models."""
     return Path(str(resources.files(f"{(__package__ or '').partition('.')[0]}.configs"))) / folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kernarc.harness import checkpoints
-from kernarc.harness.checkpoints import Checkpoint, ensure_checkpoint, synthetic_folder
+from kernarc.harness.checkpoints import Checkpoint, ensure_checkpoint, shipped_models, synthetic_folder
 from kernarc.harness.config import ModelSource
 from kernarc.harness.errors import ConfigError
 
@@ -79,6 +79,19 @@ def test_a_structured_checkpoint_is_made_once_and_replaces_what_a_killed_process
     assert synthetic_folder(ModelSource(synth="tiny", acceptance=0.5)) != first.path
     assert not abandoned.exists()
     assert alive.exists(), "it may still be written to"
+
+
+def test_a_shipped_checkpoint_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "python-7m" in shipped_models()
+    shipped = ensure_checkpoint(ModelSource(path="python-7m"), lambda _: None)
+    assert shipped.tokenizer_json is not None
+    with pytest.raises(ConfigError, match="is not a checkpoint directory") as error:
+        ensure_checkpoint(ModelSource(path="python-7"), lambda _: None)
+    assert "python-7m" in error.value.hint
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python-7m").mkdir()
+    (tmp_path / "python-7m" / "config.json").write_text("{}")
+    assert ensure_checkpoint(ModelSource(path="python-7m"), lambda _: None).path == tmp_path / "python-7m"
 
 
 def test_a_shape_that_cannot_be_made_is_said_with_its_reason() -> None:
