@@ -100,20 +100,9 @@ def _run(case: Case, number: int, total: int, depths: str, folder: Path) -> bool
         Path(candidate).write_text(f"engine: kernarc\nnum_speculative_tokens: 3\nextra_args: {arguments}\n")
     started = time.monotonic()
     out = folder / f"run-{number}"
-    model = (
-        ["--model", str(resources.files(f"{PACKAGE}.configs") / "models" / TRAINED)] if case.on_trained_model else []
-    )
-    flags: Sequence[str] = [
-        *model,
-        "--depths",
-        depths,
-        *case.arguments,
-        "--seed",
-        str(number),
-        "--out",
-        str(out),
-        "--json",
-    ]
+    trained = resources.files(f"{PACKAGE}.configs") / "models" / TRAINED
+    flags: Sequence[str] = ["--model", str(trained)] if case.on_trained_model else []
+    flags = [*flags, *case.arguments, "--depths", depths, "--seed", str(number), "--out", str(out), "--json"]
     command = [sys.executable, "-m", "kernarc.cli", "compare", "kernarc", candidate, *flags]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     took_s = time.monotonic() - started

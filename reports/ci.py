@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..gates.outcomes import DepthOutcome, GateOutcome, OutputOutcome, Verdict
-from .format import count, percent
+from .format import count, fixed, percent
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
@@ -118,7 +118,7 @@ def check_table(checks: Sequence[OutputOutcome]) -> list[str]:
             f"| {check.build} | {check.verdict.value} | {count(check.positions)} | {count(check.matches)} "
             f"| {count(check.near_ties)} | {count(check.divergences)} | {worst} | {check.reason} |"
         )
-    return [*rows, ""]
+    return [*rows, "", *[f"- {check.build}: {text}" for check in checks if (text := rates(check))], ""]
 
 
 def effects(depth: DepthOutcome) -> tuple[float | None, float | None]:
@@ -128,11 +128,25 @@ def effects(depth: DepthOutcome) -> tuple[float | None, float | None]:
     return depth.attribution.step_effect, depth.attribution.acceptance_effect
 
 
+def rates(check: OutputOutcome) -> str:
+    """Match, near-tie and divergence rates with 95 % intervals, clustered by request; "" where nothing was read."""
+    named = (("match", check.match_rate), ("near-tie", check.near_tie_rate), ("divergence", check.divergence_rate))
+    return ", ".join(
+        f"{name} {_percentage(rate.rate)} ({_percentage(rate.low)} to {_percentage(rate.high)})"
+        for name, rate in named
+        if rate
+    )
+
+
 def interval(depth: DepthOutcome) -> str:
     """ "−0.3 % … +0.8 %"; a dash where it is undefined."""
     if depth.low is None or depth.high is None:
         return percent(None)
     return f"{percent(depth.low)} … {percent(depth.high)}"
+
+
+def _percentage(share: float) -> str:
+    return f"{fixed(share * 100, 2)} %"
 
 
 def _depth_verdict(depth: DepthOutcome, margin: float) -> Verdict:

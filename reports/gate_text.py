@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..gates.outcomes import GateOutcome, OutputOutcome, Verdict
-from .ci import effects, interval
+from .ci import effects, interval, rates
 from .format import count, percent
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.VOID: "magenta"}
@@ -31,6 +31,8 @@ def print_checks(outcomes: Sequence[OutputOutcome], identities: Sequence[str], c
         console.print(_checks(outcomes))
     for outcome in outcomes:
         console.print(f"{outcome.build}: {outcome.reason}", markup=False, soft_wrap=True)
+        if text := rates(outcome):
+            console.print(f"  {text}", markup=False, soft_wrap=True)
         for token in outcome.worst:
             gap = "not a number" if token.gap is None else f"{token.gap:.4g}"
             console.print(
