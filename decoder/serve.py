@@ -116,7 +116,11 @@ async def serve_decoder(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await web.SockSite(runner, listener).start()
+    try:
+        await web.SockSite(runner, listener).start()
+    except OSError as error:  # another process that also had the port bound came first
+        host, port = listener.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from None
     gc.collect()
     gc.freeze()  # the loaded model is no garbage: collections during a stream stay short
     on_ready()
@@ -141,12 +145,14 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise DecoderError(
-                f"port {port} on {host} is in use", "choose another --port, or 0 for any free one"
-            ) from None
-        raise DecoderError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise _cannot_listen(host, port, error) from None
     return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> DecoderError:
+    if error.errno == errno.EADDRINUSE:
+        return DecoderError(f"port {port} on {host} is in use", "choose another --port, or 0 for any free one")
+    return DecoderError(f"cannot listen on {host} port {port}: {error.strerror or error}")
 
 
 def _url(listener: socket.socket) -> str:
