@@ -84,6 +84,7 @@ class VoidRulesConfig(ConfigModel):
     gpu_throttling: Literal["void", "note"] = "void"
     foreign_gpu_process: Literal["void", "note"] = "void"
     early_stop: Literal["void", "note"] = "void"  # a server that does not honour ignore_eos
+    repetition_loop: Literal["void", "note"] = "void"  # output that mostly repeats itself is often the fastest
 
 
 class MeasurementConfig(ConfigModel):

@@ -157,6 +157,7 @@ class Launch:
             max_tokens=self._plan.measurement.max_tokens,
             model=arm.engine.model_name,
             max_tokens_per_step=None if drafts is None else drafts + 1,
+            void_on_repetition=self._plan.measurement.void_rules.repetition_loop == "void",
         )
         if arm.build.config.api == "completions" or arm.tokenizer is None:
             return completion

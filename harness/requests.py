@@ -15,6 +15,8 @@ from .errors import ConfigError
 from .storage import Request
 
 BLOCK_TOKENS = 16  # the smallest prefix-cache block of the public engines
+# Not the library's own, or tables of characters and words that lead every model into a loop.
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "lib2to3"}
 CORPUS_TOKENS = 1_500_000
 
 
@@ -162,5 +164,5 @@ def request_sha256(prompt_ids: Sequence[int], max_tokens: int) -> str:
 
 
 def _sources(folder: Path) -> list[Path]:
-    paths = (path for path in folder.rglob("*.py") if not {"site-packages", "test", "tests"} & set(path.parts))
+    paths = (path for path in folder.rglob("*.py") if not LEFT_OUT & set(path.relative_to(folder).parts))
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())

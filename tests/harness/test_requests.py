@@ -19,8 +19,8 @@ SHAPE = RequestShape(
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     folder = tmp_path / "library"
-    (folder / "site-packages").mkdir(parents=True)
-    for name, words in {"b.py": 300, "a.py": 500, "site-packages/c.py": 400}.items():
+    for name, words in {"b.py": 300, "a.py": 500, "site-packages/c.py": 400, "encodings/cp037.py": 400}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(" ".join(f"{name[0]}{number}" for number in range(words)))
     return folder
 

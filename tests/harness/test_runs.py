@@ -120,6 +120,16 @@ def test_an_answer_that_stops_early_voids_unless_the_rules_allow_it(fake_build: 
     assert reasons == {None}
 
 
+def test_output_that_repeats_itself_voids_unless_the_rules_allow_it(tmp_path: Path) -> None:
+    with ConformanceServer() as server:
+        build = resolve_build(f"endpoint:{server.url('repetition-loop')}#repetition-loop")
+        _, reasons = void_reasons(build, tmp_path / "strict", depths=(20,), max_tokens=200)
+        assert "degenerate output" in str(reasons)
+        rules = VoidRulesConfig(repetition_loop="note", early_stop="note")
+        _, reasons = void_reasons(build, tmp_path / "allowed", depths=(20,), max_tokens=200, void_rules=rules)
+        assert reasons == {None}
+
+
 def test_a_stall_voids_and_the_rest_is_kept(fake_build: MakeBuild, tmp_path: Path) -> None:
     build = fake_build("a", "--step-ms", "700")
     streams, reasons = void_reasons(
