@@ -1,6 +1,8 @@
 """A comparison from its first launch to its verdict: measure, look, check outputs, decide or go on."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .gates.comparison import Measured, evaluate
@@ -9,7 +11,7 @@ from .gates.display import GateDisplay
 from .gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from .gates.run_check import RunChecker
 from .harness.cachefolder import cache_folder
-from .harness.errors import KernarcError, VoidMeasurementError
+from .harness.errors import EngineError, KernarcError, VoidMeasurementError
 from .harness.runs import Run
 from .reports.gate_words import with_words
 
@@ -40,18 +42,12 @@ class Comparison:
         becomes a VoidMeasurementError.
         """
         try:
-            outcome = self._looks()
+            with unexpected_is_void(self._run.directory.path):
+                outcome = self._looks()
             self._run.finish(max(1, outcome.launches))
-        except KernarcError as error:
-            if error.exit_code != VoidMeasurementError.exit_code:
-                raise
+        except EngineError as error:
             self._display.notify(f"error: {error}")  # with its hint and the engine's last words
             outcome = self._evaluate(self._launches, (), void_reasons=(error.message.splitlines()[0],))
-        except Exception as error:
-            raise VoidMeasurementError(
-                f"the comparison broke: {type(error).__name__}: {error}",
-                f"the measured streams are kept in {self._run.directory.path}; this is a fault of ours",
-            ) from error
         outcome = with_words(outcome)
         self._run.directory.write_document(VERDICT_FILE, outcome.model_dump_json(indent=2))
         return outcome
@@ -98,6 +94,20 @@ class Comparison:
         directory = self._run.directory
         measured = Measured(directory.manifest(), directory.streams(), launches)
         return evaluate(measured, self._config, checks, identity=identity, void_reasons=void_reasons)
+
+
+@contextmanager
+def unexpected_is_void(run_dir: Path) -> Iterator[None]:
+    """An exception that nobody foresaw is a void measurement (exit code 4), never a pass and never a regression."""
+    try:
+        yield
+    except KernarcError:
+        raise
+    except Exception as error:
+        raise VoidMeasurementError(
+            f"the gate broke: {type(error).__name__}: {error}",
+            f"this is a fault of ours; the measured streams are kept in {run_dir}",
+        ) from error
 
 
 def output_check_cache() -> Path:

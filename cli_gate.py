@@ -122,7 +122,7 @@ def check(run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None
     from rich.console import Console
     from rich.progress import Progress
 
-    from .cli_comparison import output_check_cache, write_check
+    from .cli_comparison import output_check_cache, unexpected_is_void, write_check
     from .gates.run_check import RunChecker
     from .harness.storage import RunDirectory
     from .reports.gate_text import print_checks
@@ -134,7 +134,7 @@ def check(run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None
     streams, requests = directory.streams(), directory.requests()
     may_end_early = config.void_rules.early_stop == "note"
     checker = RunChecker(manifest, config.output_check, output_check_cache(), may_end_early=may_end_early)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress, unexpected_is_void(run_dir):
         task = progress.add_task("checking outputs", total=None)
         outcomes = checker.check(
             names, streams, requests, lambda done, total: progress.update(task, completed=done, total=total)

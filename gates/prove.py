@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 QUICK = ("--requests", "10", "--max-tokens", "48", "--looks", "3")
+LARGE = ("--requests", "10", "--max-tokens", "48", "--looks", "4,8")
 FULL = ("--requests", "20", "--max-tokens", "64", "--looks", "5,8,12")
 TRAINED = "python-7m"
 PACKAGE = (__package__ or "").partition(".")[0]
@@ -64,7 +65,7 @@ CASES = (
     Case(
         "drafts rejected at equal step time",
         "reject_drafts=0.3",
-        QUICK,
+        LARGE,
         "FAIL, from acceptance",
         _is_attributed_to("acceptance_effect", "step_effect"),
     ),

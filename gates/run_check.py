@@ -131,7 +131,10 @@ class RunChecker:
         for done, stream in enumerate(wanted, start=1):
             judge = judges[stream.build]
             if isinstance(judge, _Judge) and stream.request_id in prompts and stream.token_ids:
-                judge.scorer.scores(prompts[stream.request_id], stream.token_ids)
+                try:
+                    judge.scorer.scores(prompts[stream.request_id], stream.token_ids)
+                except KernarcError as error:
+                    judges[stream.build] = f"the reference cannot be used: {error.message}"
             on_checked(done, len(wanted))
 
     def _outcome(

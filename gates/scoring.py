@@ -112,7 +112,13 @@ class ReferenceScorer:
         path = self._cache_dir / f"{key.hexdigest()}.npz"
         stored = _read(path)
         if stored is None:
-            stored = compute()
+            try:
+                stored = compute()
+            except (RuntimeError, MemoryError) as error:  # torch's errors, out of memory above all
+                raise ReferenceModelError(
+                    f"the reference could not read {len(text[0]):,} + {len(text[1]):,} tokens: {error}",
+                    "lower output_check.chunk_tokens, or set its dtype to bfloat16",
+                ) from error
             _write(path, stored)
         return stored
 

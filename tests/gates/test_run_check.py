@@ -105,3 +105,26 @@ def test_early_end_passes_only_at_an_end_token_and_only_where_the_run_allows_it(
         checker = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path / "cache", may_end_early=allowed)
         [found] = checker.check(["a"], streams, REQUESTS, ignore)
         assert found.verdict is expected
+
+
+def test_reference_that_runs_out_of_memory_is_inconclusive(
+    make_stream: MakeStream,
+    made_up_manifest: RunManifest,
+    model_dir: Path,
+    output: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    streams = [make_stream("a", token_ids=tuple(output))]
+    for broken in ("_contenders", "_scored"):
+        with monkeypatch.context() as planted:
+            planted.setattr(f"kernarc.gates.scoring.ReferenceScorer.{broken}", too_large)
+            checker = RunChecker(
+                with_models(made_up_manifest, model_dir), OutputCheckConfig(device="cpu"), tmp_path / broken
+            )
+            [found] = checker.check(["a"], streams, REQUESTS, ignore)
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert "planted" in found.reason
