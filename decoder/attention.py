@@ -59,9 +59,9 @@ class GatedAttention:
     def forward(self, x: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
         """x [R, H] at positions start … start + R − 1 → gated output [R, heads·D], before out_proj."""
         rows = x.shape[0]
-        qk, value, gate = torch.split(x @ self.in_proj, self.widths, -1)
+        qk, value, gate = torch.split_with_sizes(x @ self.in_proj, self.widths, -1)
         qk = self.rope.rotate_(self.qk_norm(qk.view(rows, -1, self.dim)), start)
-        query, key = torch.split(qk, [self.heads, self.kv_heads], 1)
+        query, key = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
         cache.write(start, key, value.view(rows, self.kv_heads, self.dim))
         # the query heads of one kv head become rows of one product: [kv heads, group, R, D]
         query = query.view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)

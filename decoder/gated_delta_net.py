@@ -66,7 +66,7 @@ class GatedDeltaNet:
     def forward(self, x: torch.Tensor, state: DeltaNetState) -> torch.Tensor:
         """x [R, H] → gated output [R, value], before out_proj; the rows are left pending in `state`."""
         rows = x.shape[0]
-        mixed, z, ba = torch.split(x @ self.in_proj, self.widths, -1)
+        mixed, z, ba = torch.split_with_sizes(x @ self.in_proj, self.widths, -1)
         window = torch.cat([state.window, mixed])  # [W − 1 + R, conv]
         qk, v = self._heads(self._convolve(window))  # [value heads, 2, R, Dk], [value heads, R, Dv]
         b, a = ba.t()[:, None, :, None].chunk(2)  # [value heads, 1, R, 1]
@@ -108,7 +108,8 @@ class GatedDeltaNet:
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[R, conv] → unit queries and keys, repeated to the value heads, and values."""
         rows = qkv.shape[0]
-        qk, v = torch.split(qkv, self.qkv_widths, -1)
+        qk, v = torch.split_with_sizes(qkv, self.qkv_widths, -1)
         qk = unit(qk.view(rows, 2, self.key_heads, self.key_dim), self.l2_eps).permute(2, 1, 0, 3)
-        qk = qk.repeat_interleave(self.group, 0)  # [value heads, 2, R, Dk]
+        qk = qk.unsqueeze(1).expand(-1, self.group, -1, -1, -1)  # [key heads, group, 2, R, Dk]
+        qk = qk.reshape(self.value_heads, 2, rows, self.key_dim).contiguous()
         return qk, v.view(rows, self.value_heads, self.value_dim).transpose(0, 1)

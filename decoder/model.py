@@ -43,7 +43,7 @@ class DecoderLayer:
             assert isinstance(state, DeltaNetState)
             mixed = self.mixer.forward(normed, state)
         x = torch.addmm(x, mixed, self.mixer.out_proj)
-        gate, up = torch.split(self.mlp_norm(x) @ self.gate_up, self.down.shape[0], -1)
+        gate, up = (self.mlp_norm(x) @ self.gate_up).view(x.shape[0], 2, -1).unbind(1)
         return torch.addmm(x, F.silu(gate).mul_(up), self.down)
 
 
