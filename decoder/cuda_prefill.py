@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from .cancellation import raise_if_cancelled
@@ -41,6 +42,10 @@ class Prefill:
         self.state = state
         self.dtype = dtype
         self.piece_rows = piece_rows
+        device = weights.embedding.device
+        self._cudnn = (
+            device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0) and piece_rows >= 1024
+        )
         largest = max(packed.n * packed.k for packed in weights.linears() if packed.n != config.vocab_size)
         self._dense = torch.empty(largest, dtype=dtype, device=weights.embedding.device)
 
@@ -109,13 +114,28 @@ class Prefill:
     ) -> torch.Tensor:
         query, gate = self._project(normed, mixer, cache)
         end = start + len(normed)
-        keys, values = cache.keys[None, :, :end], cache.values[None, :, :end]
-        mask = causal_lower_right(len(normed), end) if start else None
-        mixed = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=not start, enable_gqa=True
-        )
+        heads_first = query.transpose(0, 1)[None]  # [1, heads, T, head dim]
+        mixed = self._attend(heads_first, cache.keys[None, :, :end], cache.values[None, :, :end], start)
         mixed = mixed[0].transpose(0, 1).to(self.dtype)  # [T, heads, head dim]
         return (mixed * gate.sigmoid()).flatten(1)
+
+    def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+        """Causal attention of the rows from `start` on, [1, heads, T, D], over keys and values [1, kv heads, ·, D].
+
+        Whole pieces go through cuDNN on sm_90 (2.2 times as fast there as flash): it only masks squares, so past and
+        piece are attended apart. Others do not: it plans every new shape anew, for tens of milliseconds.
+        """
+        rows = query.shape[2]
+        if self._cudnn and rows == self.piece_rows:
+            inside = _cudnn_attention(query, keys[:, :, start:], values[:, :, start:], causal=True)
+            if not start:
+                return inside[0]
+            return _merged(inside, _cudnn_attention(query, keys[:, :, :start], values[:, :, :start], causal=False))
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            mask = causal_lower_right(rows, start + rows) if start else None
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, is_causal=not start, enable_gqa=True
+            )
 
     def _project(
         self, normed: torch.Tensor, mixer: AttentionMixer, cache: AttentionCache
@@ -145,3 +165,17 @@ class Prefill:
 
     def _product(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return F.linear(x, unpack_into(packed, self._dense))
+
+
+def _cudnn_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(output [1, heads, T, head dim], log of the softmax's sum [1, heads, T, 1])."""
+    result = torch.ops.aten._scaled_dot_product_cudnn_attention(query, keys, values, None, True, 0.0, causal)
+    return result[0], result[1].view(*result[0].shape[:3], 1)
+
+
+def _merged(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Attention over two disjoint sets of keys from the attention over each."""
+    total = torch.logaddexp(one[1], other[1])
+    return one[0] * (one[1] - total).exp() + other[0] * (other[1] - total).exp()

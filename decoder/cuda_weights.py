@@ -87,8 +87,8 @@ def load_cuda_weights(
 ) -> CudaWeights:
     """Stream the checkpoint straight to `device`: at most one layer is held twice.
 
-    fp8_drafts: drafts come from a block-FP8 copy of the vocabulary head, half the bytes; the verify head stays as
-    stored, so the output does not change. Raises CheckpointError for tensors that do not pack.
+    fp8_drafts: drafts come from block-FP8 copies of the vocabulary head and of `mtp.fc`, half the bytes; the verify
+    head stays as stored, so the output does not change. Raises CheckpointError for tensors that do not pack.
     """
     layers: list[LayerWeights] = []
     outside: dict[str, Stored] = {}
@@ -98,7 +98,7 @@ def load_cuda_weights(
         if prefix.startswith("model.layers."):
             layers.append(_layer(tensors, prefix))
         elif prefix == "mtp.":
-            mtp = _mtp(tensors)
+            mtp = _mtp(tensors, fp8_drafts)
         else:
             outside |= {prefix + name: tensor for name, tensor in tensors.items()}
     embedding = _dense(outside[_EMBEDDING])
@@ -189,12 +189,13 @@ def _attention(tensors: dict[str, Stored], prefix: str) -> AttentionMixer:
     )
 
 
-def _mtp(tensors: dict[str, Stored]) -> MtpWeights:
+def _mtp(tensors: dict[str, Stored], fp8_drafts: bool) -> MtpWeights:
     layer = {name.removeprefix("layers.0."): tensor for name, tensor in tensors.items() if name.startswith("layers.0.")}
+    fc = tensors["fc.weight"]
     return MtpWeights(
         _vector(tensors["pre_fc_norm_embedding.weight"]),
         _vector(tensors["pre_fc_norm_hidden.weight"]),
-        _pack([tensors["fc.weight"]], "mtp.fc"),
+        _pack([Fp8Weight(*quantise(_dense(fc))) if fp8_drafts else fc], "mtp.fc"),
         _layer(layer, "mtp.layers.0."),
         _vector(tensors["norm.weight"]),
     )

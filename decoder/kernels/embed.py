@@ -12,7 +12,7 @@ GROUP = tl.constexpr(32)  # columns a sum of squares covers, as linear.Norm read
 SCALE = tl.constexpr(X_SCALE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def embed_rows_kernel(
     p_tokens, p_last_draft, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, p_next, rows,
     D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
@@ -69,7 +69,7 @@ def mtp_input_naive(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def mtp_input_kernel(
     p_tokens, p_draft, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, p_next, eps, rows,
     DRAFT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,

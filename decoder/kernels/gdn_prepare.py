@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import LENGTH, PLAIN, RING, Launch, enter, prefetch_l2
+from .launch import LENGTH, PLAIN, RING, Launch, ask_l2, enter, prefetch_l2
 from .linear import X_SCALE
 
 SCALE = tl.constexpr(X_SCALE)
@@ -111,6 +111,9 @@ def gdn_prepare_kernel(
     o_row = tl.arange(0, ROW_BLOCK)
     inside = o_row < ROWS
     KEYS: tl.constexpr = KEY_HEADS * K
+    if PDL and program < H and D % 1024 == 0:  # weights depend on nobody: on their way before the wait
+        ask_l2(p_w_b + program * D, 0, D // 64)
+        ask_l2(p_w_a + program * D, 0, D // 64)
     enter(PDL)
     length = tl.load(p_positions + LENGTH)
     o_slot = (length + o_row) % RING

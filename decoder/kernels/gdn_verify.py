@@ -1,8 +1,8 @@
 """Gated DeltaNet recurrence for the rows of one verify step, with lazy commit of the state, and the gated norm.
 
 A program holds 16 columns of one head's state: it replays the rows accepted last time from their stored keys and
-values, writes the state once, then runs the new rows in registers only. Replayed and new rows go through the same loop of the
-same binary for every row count, so neither state nor output depends on how tokens were grouped into steps.
+values, writes the state once, then runs the new rows in registers only. Replayed and new rows go through the same loop
+of the same binary for every row count, so neither state nor output depends on how tokens were grouped into steps.
 """
 
 import torch
@@ -51,7 +51,7 @@ def absorb(state, k, v, decay, beta):
     return state + k[:, None] * delta[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def recur_kernel(
     p_q, p_k, p_v, p_decay, p_beta, p_state, p_out, p_positions, p_next, rows,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VB: tl.constexpr,
@@ -68,31 +68,39 @@ def recur_kernel(
     o_k = tl.arange(0, K)
     o_v = (program % BLOCKS) * VB + tl.arange(0, VB)
     p_own_state = p_state + head * K * V + o_k[:, None] * V + o_v[None, :]
-    state = tl.load(p_own_state)  # written a whole step ago: needs no wait
-    enter(PDL)
-    start = tl.load(p_positions + STATE_LENGTH)
-    replays = tl.load(p_positions + LENGTH) - start
     p_k += key_head * K
     p_v += head * V
     p_decay += head
     p_beta += head
     p_q += key_head * K
+    # State, lengths and the rows to replay are of earlier steps: only the new rows wait for the kernel before.
+    state = tl.load(p_own_state)
+    start = tl.load(p_positions + STATE_LENGTH)
+    replays = tl.load(p_positions + LENGTH) - start
     slot = start % RING
     k = tl.load(p_k + slot * KEY_HEADS * K + o_k)
     v = tl.load(p_v + slot * H * V + o_v)
     decay = tl.load(p_decay + slot * H)
     beta = tl.load(p_beta + slot * H)
-    q = tl.load(p_q + o_k)
+    q = tl.zeros([K], tl.float32)
     for i in range(replays + rows):
-        slot = (start + i + 1) % RING
-        next_k = tl.load(p_k + slot * KEY_HEADS * K + o_k)
-        next_v = tl.load(p_v + slot * H * V + o_v)
-        next_decay = tl.load(p_decay + slot * H)
-        next_beta = tl.load(p_beta + slot * H)
+        if i == replays:
+            if i > 0:
+                tl.store(p_own_state, state)
+            enter(PDL)
+            slot = (start + i) % RING
+            k = tl.load(p_k + slot * KEY_HEADS * K + o_k)
+            v = tl.load(p_v + slot * H * V + o_v)
+            decay = tl.load(p_decay + slot * H)
+            beta = tl.load(p_beta + slot * H)
+            q = tl.load(p_q + o_k)
+        next_slot = (start + i + 1) % RING
+        next_k = tl.load(p_k + next_slot * KEY_HEADS * K + o_k)
+        next_v = tl.load(p_v + next_slot * H * V + o_v)
+        next_decay = tl.load(p_decay + next_slot * H)
+        next_beta = tl.load(p_beta + next_slot * H)
         next_row = tl.minimum(tl.maximum(i + 1 - replays, 0), rows - 1)
         next_q = tl.load(p_q + next_row * KEY_HEADS * K + o_k)
-        if (i == replays) & (i > 0):
-            tl.store(p_own_state, state)
         state = absorb(state, k, v, decay, beta)
         if i >= replays:
             o = tl.sum(state * q[:, None], axis=0)
@@ -100,7 +108,7 @@ def recur_kernel(
         k, v, decay, beta, q = next_k, next_v, next_decay, next_beta, next_q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads"])
 def gate_output_kernel(
     p_o, p_z, p_norm, p_out, p_next, eps, heads, stride,
     H: tl.constexpr, V: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,

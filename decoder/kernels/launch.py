@@ -61,17 +61,23 @@ def enter(PDL: tl.constexpr):
 
 
 @triton.jit
+def ask_l2(p_first, first_thread, SHARE: tl.constexpr):
+    """128 requests to L2 of SHARE bytes each, from thread `first_thread` on (sm_90)."""
+    thread = first_thread + tl.arange(0, _PREFETCH_THREADS)
+    address = p_first.to(tl.int64, bitcast=True) + thread.to(tl.int64) * SHARE
+    size = tl.full([_PREFETCH_THREADS], SHARE, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def prefetch_l2(p_next, program, NEXT_SHARE: tl.constexpr):
-    """Ask L2 for this program's part of the next weights: 128 requests of NEXT_SHARE bytes."""
+    """Ask L2 for this program's part of the next weights."""
     if NEXT_SHARE > 0:
-        thread = program * _PREFETCH_THREADS + tl.arange(0, _PREFETCH_THREADS)
-        address = p_next.to(tl.int64, bitcast=True) + thread.to(tl.int64) * NEXT_SHARE
-        size = tl.full([_PREFETCH_THREADS], NEXT_SHARE, tl.int32)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-            "=r,l,r",
-            [address, size],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        ask_l2(p_next, program * _PREFETCH_THREADS, NEXT_SHARE)

@@ -22,7 +22,7 @@ def normalised(x, p_weight, o_d, eps, D: tl.constexpr):
     return x * scale * (1.0 + weight)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def rms_norm_kernel(
     p_x, p_weight, p_out, p_ring, p_positions, p_next, eps, rows,
     D: tl.constexpr, BLOCK: tl.constexpr, TO_RING: tl.constexpr, LAST_PENDING: tl.constexpr,
@@ -38,6 +38,7 @@ def rms_norm_kernel(
     source = row
     if LAST_PENDING:
         source = tl.load(p_positions + LENGTH) - tl.load(p_positions + MTP_LENGTH) - 1
+        source = tl.maximum(source, 0)  # nothing is pending while a graph is recorded before the first prompt
     x = tl.load(p_x + source * D + o_d, mask=o_d < D, other=0.0).to(tl.float32)
     y = normalised(x, p_weight, o_d, eps, D).to(p_out.dtype.element_ty)
     tl.store(p_out + row * D + o_d, y, mask=o_d < D)

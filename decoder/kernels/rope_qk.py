@@ -44,7 +44,7 @@ def norm_and_turn(p_x, p_weight, p_table, o_d, eps, D: tl.constexpr, HALF: tl.co
     return tl.where(turns, y * cos + partner * sin, y).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def rope_qk_kernel(
     p_qkv, p_norm_q, p_norm_k, p_table, p_positions, p_q, p_keys, p_values, p_next, eps, rows,
     SLOT: tl.constexpr, OFFSET: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, CAPACITY: tl.constexpr,

@@ -34,7 +34,7 @@ def time_us(launch: Callable[[int], None], layers: int = LAYERS, repeats: int = 
         graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3 / repeats / layers
+    return float(begin.elapsed_time(end)) * 1e3 / repeats / layers
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -89,18 +89,27 @@ def attention_calls(launch: Launch, length: int) -> dict[str, Callable[[int], No
     norm, table = _random(256, dtype=torch.bfloat16), rope_tables(64, 1e7, capacity, CARD)
     positions = torch.tensor([length, 0, 0, 0], dtype=torch.int32, device=CARD)
     segments = segments_for(torch.cuda.get_device_properties(CARD).multi_processor_count, 4)
-    scratch = [torch.empty(segments * ROWS * 24 * size, device=CARD) for size in (256, 1, 1)]
+    scratch = [torch.empty(3 * segments * ROWS * 24 * size, device=CARD) for size in (256, 1, 1)]
 
     def rope(layer: int) -> None:
         rope_qk(qkv, norm, norm, 1e-6, table, positions, q, keys[layer % 4], values[layer % 4], launch=launch)
 
-    def attend(layer: int) -> None:
-        verify_attention(
-            q, keys[layer % 4], values[layer % 4], positions, qkv, *scratch, out, segments=segments, launch=launch,
-            combine_launch=launch,
-        )  # fmt: skip
+    def attend(waves: int, block_keys: int, num_stages: int) -> Callable[[int], None]:
+        def call(layer: int) -> None:
+            verify_attention(
+                q, keys[layer % 4], values[layer % 4], positions, qkv, scratch[0], scratch[1], scratch[2], out,
+                segments=waves * segments, block_keys=block_keys, num_stages=num_stages, launch=launch,
+                combine_launch=launch,
+            )  # fmt: skip
 
-    return {f"rope_qk at {length}": rope, f"split + combine at {length}": attend}
+        return call
+
+    forms = ((1, 64, 3), (2, 64, 2), (2, 32, 3), (1, 128, 2))
+    calls: dict[str, Callable[[int], None]] = {f"rope_qk at {length}": rope}
+    for form in forms:
+        waves, block_keys, num_stages = form
+        calls[f"attention at {length}, {waves}×, {block_keys} keys, {num_stages} stages"] = attend(*form)
+    return calls
 
 
 def main() -> None:
@@ -116,7 +125,7 @@ def main() -> None:
         for name, call in calls.items():
             lines.setdefault(name, []).append(time_us(call))
     for name, (alone, overlapped) in lines.items():
-        print(f"{name:30} {alone:7.2f} {overlapped:7.2f}")
+        print(f"{name:48} {alone:7.2f} {overlapped:7.2f}")
 
 
 if __name__ == "__main__":

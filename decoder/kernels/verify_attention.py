@@ -126,6 +126,8 @@ def verify_attention(
     out: torch.Tensor,
     *,
     segments: int,
+    block_keys: int = BLOCK_KEYS,
+    num_stages: int = 3,
     slot: int = 0,
     offset: int = 0,
     launch: Launch = PLAIN,
@@ -144,7 +146,7 @@ def verify_attention(
     split_kernel[(tiles * kv_heads * segments + launch.extra_programs,)](
         q, keys, values, positions, partial, top, total, scale_log2=head_dim**-0.5 * 1.4426950408889634, SLOT=slot,
         OFFSET=offset, ROWS=rows, Q_HEADS=q_heads, KV_HEADS=kv_heads, CAPACITY=capacity, D=head_dim, SEGMENTS=segments,
-        TILES=tiles, M=ROW_TILE, N=BLOCK_KEYS, num_warps=4, num_stages=3, **launch.arguments(q),
+        TILES=tiles, M=ROW_TILE, N=block_keys, num_warps=4, num_stages=num_stages, **launch.arguments(q),
     )  # fmt: skip
     combine_kernel[(rows * q_heads + combine_launch.extra_programs,)](
         partial, top, total, qkv, out, gate_stride=qkv.stride(0), HEADS=rows * q_heads, Q_HEADS=q_heads, D=head_dim,

@@ -13,13 +13,22 @@ from kernarc.decoder.weights import Checkpoint
 from ..checkpoints import Layout, RandomCheckpoint, write_checkpoint
 
 PROMPT = [(7 * i * i + 3) % 200 for i in range(11)]
+SMALLER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+ON_CARD = torch.cuda.is_available()
 SHAPE = {
     "vocab_size": 208,
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
     "eos_token_id": 207,
+    **({} if ON_CARD else SMALLER),
 }
-ON_CARD = torch.cuda.is_available()
 STEPS = 40 if ON_CARD else 3  # the interpreter takes seconds a step
 TIE = 0.05  # logits closer than this may swap between fp16 and fp32 activations; they spread over about ±5
 

@@ -10,7 +10,7 @@ from kernarc.decoder.kernels.linear import X_SCALE
 from kernarc.decoder.kernels.norm import rms_norm_naive
 
 HALF = torch.float16
-HEADS, KEY_HEADS, DIM, WIDTH, TAPS, EPS = 4, 2, 16, 96, 4, 1e-6
+HEADS, KEY_HEADS, DIM, WIDTH, TAPS, EPS = 2, 1, 16, 96, 4, 1e-6
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
 
 
@@ -88,11 +88,11 @@ def drive(layer: Layer, pattern: list[tuple[int, int]]) -> tuple[torch.Tensor, t
 
 
 PATTERNS = {
-    "one by one": [(1, 1)] * 12,
-    "all of four": [(4, 4)] * 4,
-    "every accept count": [(4, 1), (4, 2), (4, 3), (4, 4), (4, 1), (4, 1)],
-    "changing widths": [(9, 9), (1, 1), (5, 2), (9, 1), (16, 11), (3, 3), (2, 1), (16, 16), (1, 1)],
-    "past the ring": [(9, 7)] * 7,
+    "one by one": [(1, 1)] * 5,
+    "all of four": [(4, 4)] * 2,
+    "every accept count": [(4, 1), (4, 2), (4, 3), (4, 4), (4, 1)],
+    "changing widths": [(9, 9), (1, 1), (5, 2), (16, 11), (2, 1), (16, 16), (1, 1)],
+    "past the ring": [(9, 7)] * 5,
 }
 
 
@@ -108,11 +108,11 @@ def test_any_accept_pattern_equals_sequential_decoding(pattern: list[tuple[int, 
 
 def test_state_and_outputs_do_not_depend_on_grouping(device: str) -> None:
     torch.manual_seed(3)
-    layer = Layer.random(12, device)
-    by_ones, ones_state = drive(layer, [(1, 1)] * 12)
-    grouped, grouped_state = drive(layer, [(9, 3), (4, 4), (5, 2), (3, 2), (8, 1)])
+    layer = Layer.random(5, device)
+    by_ones, ones_state = drive(layer, [(1, 1)] * 5)
+    grouped, grouped_state = drive(layer, [(9, 3), (4, 1), (2, 1)])
     assert torch.equal(by_ones, grouped)
-    # both hold the first 11 tokens: the last step's rows are not folded in yet
+    # both hold the first 4 tokens: the last step's rows are not folded in yet
     assert torch.equal(ones_state, grouped_state)
 
 

@@ -16,7 +16,7 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.parametrize("lengths", [[1], [2], [63], [64], [65], [70, 33], [5, 1, 64, 3]], ids=str)
+@pytest.mark.parametrize("lengths", [[1], [64], [70, 33], [5, 1, 3]], ids=str)
 @pytest.mark.parametrize("repeated_keys", [False, True])
 def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, device: str) -> None:
     torch.manual_seed(sum(lengths))

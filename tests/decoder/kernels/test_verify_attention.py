@@ -40,8 +40,8 @@ def gate_of(qkv: torch.Tensor, q_heads: int, dim: int) -> torch.Tensor:
     return qkv[:, : 2 * q_heads * dim].view(-1, q_heads, 2, dim)[:, :, 1]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 16])
-@pytest.mark.parametrize("base", [0, 1, 63, 64, 200])
+@pytest.mark.parametrize("rows", [1, 4, 6, 16])
+@pytest.mark.parametrize("base", [0, 63, 130])
 def test_attention_equals_its_twin(rows: int, base: int, device: str) -> None:
     torch.manual_seed(rows * 1000 + base)
     q, keys, values, qkv = random_case(rows, base, 12, 2, 32, device)

@@ -1,0 +1,78 @@
+"""What a card cannot do is said before a weight is read."""
+
+import dataclasses
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.cuda_limits import check_card, check_memory, check_shapes, required_bytes
+from kernarc.decoder.errors import DecoderError
+from kernarc.decoder.shapes import read_shape
+from kernarc.decoder.weights import Checkpoint
+
+from ..checkpoints import Layout, write_checkpoint
+
+CARD = torch.device("cuda", 0)
+Stored = namedtuple("Stored", "shape dtype")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelConfig:
+    write_checkpoint(tmp_path / "model", {"vocab_size": 208, "eos_token_id": 207}, Layout(fp8=True))
+    return ModelConfig.from_directory(tmp_path / "model")
+
+
+def test_no_card_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DecoderError, match="no CUDA card is available"):
+        check_card(CARD)
+
+
+def test_an_old_card_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(DecoderError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0"):
+        check_card(CARD)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 24}, "head_dim 24, expected a power of two"),
+        ({"linear_value_head_dim": 8}, "linear_value_head_dim 8"),
+        ({"hidden_size": 48}, "hidden_size 48, expected a multiple of 32"),
+        ({"vocab_size": 211}, "vocab_size 211, expected a multiple of 16"),
+    ],
+)
+def test_an_unsupported_shape_is_named(changes: dict[str, int], message: str, config: ModelConfig) -> None:
+    check_shapes(config)
+    with pytest.raises(DecoderError, match=message):
+        check_shapes(dataclasses.replace(config, **changes))
+
+
+def test_memory_is_counted_from_the_headers(
+    tmp_path: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "model", config)
+    parts = required_bytes(checkpoint, config, 1000, with_mtp=True)
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert 0.8 * on_disk < parts["weights"] < on_disk
+    # one attention layer and the MTP layer: keys and values of 2 heads of 16 in fp16; 4 rotary entries of bf16
+    assert parts["keys and values"] == 1032 * (2 * 2 * 2 * 16 * 2 + 4 * 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    with pytest.raises(DecoderError, match=r"the card has 1\.0 GiB free, this model needs 2\.0 at a context of 1,000"):
+        check_memory(checkpoint, config, 1000, CARD, with_mtp=True)
+
+
+def test_the_published_model_fits_an_80_gib_card() -> None:
+    config = ModelConfig.from_dict(read_shape("27b"))
+    with_kv = 17 * (65_536 + 32) * 4096  # 16 attention layers and the MTP layer, 4,096 bytes a token each
+
+    headers = SimpleNamespace(tensors={"model.all": Stored((30_870_000_000,), "F8_E4M3")})
+    parts = required_bytes(headers, config, 65_536, with_mtp=True)  # type: ignore[arg-type]
+    assert abs(parts["keys and values"] - with_kv) < 0.01 * with_kv
+    assert sum(parts.values()) < 79 * 2**30
