@@ -32,7 +32,7 @@ class Comparison:
             manifest,
             config.output_check,
             output_check_cache(),
-            may_end_early=config.void_rules.early_stop == "note",
+            config.void_rules,
         )
 
     def decide(self) -> GateOutcome:

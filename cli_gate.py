@@ -123,7 +123,7 @@ def check(run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None
     from rich.progress import Progress
 
     from .cli_comparison import output_check_cache, unexpected_is_void, write_check
-    from .gates.run_check import RunChecker
+    from .gates.run_check import RunChecker, void_rules_of
     from .harness.storage import RunDirectory
     from .reports.gate_text import print_checks
 
@@ -132,8 +132,7 @@ def check(run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None
     config = _gate_config_of(manifest, config_name)
     names = _known_builds(builds, [build.name for build in manifest.builds])
     streams, requests = directory.streams(), directory.requests()
-    may_end_early = config.void_rules.early_stop == "note"
-    checker = RunChecker(manifest, config.output_check, output_check_cache(), may_end_early=may_end_early)
+    checker = RunChecker(manifest, config.output_check, output_check_cache(), void_rules_of(manifest))
     with Progress(console=Console(stderr=True), transient=True) as progress, unexpected_is_void(run_dir):
         task = progress.add_task("checking outputs", total=None)
         outcomes = checker.check(

@@ -70,11 +70,13 @@ def check_build(
     tau: float,
     max_divergence_rate: float = 0.0,
     end_token_ids: frozenset[int] = frozenset(),
+    loops_void: bool = True,
 ) -> OutputOutcome:
     """Checks the ok, measured streams of one build; those are the ones a speed cell is made of.
 
     prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
     cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
+    loops_void: whether repetition loops void the check or are only listed, as the run's rules say.
     """
     checks = []
     for stream in streams:
@@ -88,7 +90,7 @@ def check_build(
         return _without_numbers(build, scorer.name, "there is no emitted token to check")
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
-    verdict, reason = _verdict(checks, truncated, loops, max_divergence_rate)
+    verdict, reason = _verdict(checks, truncated, loops if loops_void else (), max_divergence_rate)
     gaps = np.concatenate([check.scores.gaps for check in checks])
     return OutputOutcome(
         build=build,

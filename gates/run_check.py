@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from ..harness.agreement import id_agreement
 from ..harness.checkpoints import Checkpoint
+from ..harness.config import VoidRulesConfig
 from ..harness.errors import KernarcError
 from ..harness.records import BuildRecord, RunManifest, StreamRecord, StreamStatus
 from ..harness.storage import Request
@@ -29,12 +32,16 @@ class RunChecker:
     """Checks builds of one run; keeps the references loaded between looks."""
 
     def __init__(
-        self, manifest: RunManifest, config: OutputCheckConfig, cache_dir: Path, *, may_end_early: bool = False
+        self,
+        manifest: RunManifest,
+        config: OutputCheckConfig,
+        cache_dir: Path,
+        rules: VoidRulesConfig = VoidRulesConfig(),  # noqa: B008  frozen
     ) -> None:
         self._manifest = manifest
         self._config = config
         self._cache_dir = cache_dir
-        self._may_end_early = may_end_early
+        self._rules = rules
         self._judges: dict[Path, _Judge] = {}
 
     def check(
@@ -106,7 +113,7 @@ class RunChecker:
         from .scoring import ReferenceScorer  # brings torch and transformers, which take seconds to import
 
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
-        ends = frozenset(Checkpoint(path).eos_token_ids) if self._may_end_early else frozenset[int]()
+        ends = frozenset(Checkpoint(path).eos_token_ids) if self._rules.early_stop == "note" else frozenset[int]()
         return _Judge(scorer, scorer.calibrate_tau(texts), ends)
 
     def _reference_path(self, build: str) -> Path | None:
@@ -154,6 +161,7 @@ class RunChecker:
             tau=judge.tau,
             max_divergence_rate=self._config.max_divergence_rate,
             end_token_ids=judge.end_token_ids,
+            loops_void=self._rules.repetition_loop == "void",
         )
 
 
@@ -164,3 +172,9 @@ def _checked(streams: Sequence[StreamRecord], builds: Iterable[str]) -> list[Str
         for stream in streams
         if stream.build in names and not stream.is_warmup and stream.status is StreamStatus.OK
     ]
+
+
+def void_rules_of(manifest: RunManifest) -> VoidRulesConfig:
+    """The rules that a run was measured under, from the configuration it keeps; the defaults where it keeps none."""
+    kept = yaml.safe_load(manifest.config_yaml) or {}
+    return VoidRulesConfig.model_validate(kept.get("void_rules", {}))

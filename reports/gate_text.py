@@ -33,6 +33,9 @@ def print_checks(outcomes: Sequence[OutputOutcome], identities: Sequence[str], c
         console.print(f"{outcome.build}: {outcome.reason}", markup=False, soft_wrap=True)
         if text := rates(outcome):
             console.print(f"  {text}", markup=False, soft_wrap=True)
+        if outcome.repetition_loops:
+            loops = f"{count(len(outcome.repetition_loops))} outputs run in a repetition loop"
+            console.print(f"  {loops}, first {outcome.repetition_loops[0]}", markup=False, soft_wrap=True)
         for token in outcome.worst:
             gap = "not a number" if token.gap is None else f"{token.gap:.4g}"
             console.print(

@@ -190,6 +190,8 @@ def test_repetition_loop_voids_even_where_the_reference_agrees(make_stream: Make
     stream = make_stream("b", token_ids=(5, 6) * 40)
     found = check_build("b", [stream], PROMPTS, FixedScores([0.0] * 80), tau=0.1)
     assert (found.verdict, found.repetition_loops) == (Verdict.VOID, ("d128-l0-r0",))
+    noted = check_build("b", [stream], PROMPTS, FixedScores([0.0] * 80), tau=0.1, loops_void=False)
+    assert (noted.verdict, noted.repetition_loops) == (Verdict.PASS, ("d128-l0-r0",))
 
 
 def test_clustered_rate_is_wider_than_one_that_takes_positions_as_independent() -> None:

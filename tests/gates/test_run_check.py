@@ -7,7 +7,8 @@ import pytest
 import torch
 from kernarc.gates.config import OutputCheckConfig
 from kernarc.gates.outcomes import Verdict
-from kernarc.gates.run_check import RunChecker
+from kernarc.gates.run_check import RunChecker, void_rules_of
+from kernarc.harness.config import VoidRulesConfig
 from kernarc.harness.records import RunManifest, StreamRecord
 from kernarc.harness.storage import Request
 
@@ -97,12 +98,13 @@ def test_early_end_passes_only_at_an_end_token_and_only_where_the_run_allows_it(
     manifest = with_models(made_up_manifest, folder)
     ended = [make_stream("a", token_ids=tuple(output[:8]), max_tokens=16)]
     cut = [make_stream("a", token_ids=tuple(output[:6]), max_tokens=16)]
-    for streams, allowed, expected in (
-        (ended, True, Verdict.PASS),
-        (ended, False, Verdict.FAIL),
-        (cut, True, Verdict.FAIL),
+    noted, void = VoidRulesConfig(early_stop="note"), VoidRulesConfig()
+    for streams, rules, expected in (
+        (ended, noted, Verdict.PASS),
+        (ended, void, Verdict.FAIL),
+        (cut, noted, Verdict.FAIL),
     ):
-        checker = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path / "cache", may_end_early=allowed)
+        checker = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path / "cache", rules)
         [found] = checker.check(["a"], streams, REQUESTS, ignore)
         assert found.verdict is expected
 
@@ -128,3 +130,9 @@ def test_reference_that_runs_out_of_memory_is_inconclusive(
             [found] = checker.check(["a"], streams, REQUESTS, ignore)
         assert found.verdict is Verdict.INCONCLUSIVE
         assert "planted" in found.reason
+
+
+def test_rules_come_from_the_runs_own_configuration(made_up_manifest: RunManifest) -> None:
+    kept = made_up_manifest.model_copy(update={"config_yaml": "void_rules:\n  repetition_loop: note\n"})
+    assert void_rules_of(kept).repetition_loop == "note"
+    assert void_rules_of(made_up_manifest) == VoidRulesConfig()
