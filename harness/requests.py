@@ -17,7 +17,7 @@ from .storage import Request
 BLOCK_TOKENS = 16  # the smallest prefix-cache block of the public engines
 # Not the library's own, or tables of characters and words that lead every model into a loop.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "lib2to3"}
-CORPUS_TOKENS = 1_500_000
+CORPUS_TOKENS = 500_000
 
 
 class PromptSource(Protocol):
