@@ -95,18 +95,18 @@ def from_tiny(tiny: Path, *plants: str, max_context: int = 1024) -> StepSource:
 
 
 def test_rejected_drafts_change_the_steps_and_not_the_text(tiny: Path) -> None:
-    clean, spoilt = run(from_tiny(tiny), 400), run(from_tiny(tiny, "reject_drafts=0.3"), 400)
-    assert flat(spoilt) == flat(clean) == CYCLE.continuation(900, 400)
+    clean, spoilt = run(from_tiny(tiny), 200), run(from_tiny(tiny, "reject_drafts=0.3"), 200)
+    assert flat(spoilt) == flat(clean) == CYCLE.continuation(900, 200)
     assert len(spoilt) > 1.3 * len(clean)
     assert all(step.drafted == 3 for step in spoilt[1:-3])
 
 
 def test_sampled_output_is_not_greedy(tiny: Path) -> None:
-    sampled = flat(run(from_tiny(tiny, "sampled"), 200))
-    assert len(sampled) == 200
+    sampled = flat(run(from_tiny(tiny, "sampled"), 100))
+    assert len(sampled) == 100
     wrong = sum(CYCLE.next[token] != after for token, after in itertools.pairwise(sampled))
-    assert wrong > 10
-    assert sampled == flat(run(from_tiny(tiny, "sampled"), 200))
+    assert wrong > 5
+    assert sampled == flat(run(from_tiny(tiny, "sampled"), 100))
 
 
 @pytest.mark.parametrize("plant", ["wrong_scale", "nan"])

@@ -70,8 +70,8 @@ def test_transformers_follows_the_cycle(tiny: Path) -> None:
 def test_every_step_of_the_decoder_is_known(tiny: Path) -> None:
     decoder = Decoder.load(tiny, device="cpu", max_context=2048)
     cycle = TokenCycle.make(VOCAB, P, seed=0)
-    steps = list(decoder.generate([3, 900], max_tokens=1500, ignore_eos=True))
-    assert [token for step in steps for token in step.token_ids] == cycle.continuation(900, 1500)
+    steps = list(decoder.generate([3, 900], max_tokens=1000, ignore_eos=True))
+    assert [token for step in steps for token in step.token_ids] == cycle.continuation(900, 1000)
     last = steps[0].token_ids[-1]
     for step in steps[1:-1]:
         token, right = last, 0
@@ -81,7 +81,7 @@ def test_every_step_of_the_decoder_is_known(tiny: Path) -> None:
         last = step.token_ids[-1]
     by_position = Counter(step.accepted for step in steps[1:-1])
     mean_length = 1 + sum(accepted * count for accepted, count in by_position.items()) / (len(steps) - 2)
-    assert mean_length == pytest.approx(1 + P + P**2 + P**3, rel=0.05)
+    assert mean_length == pytest.approx(1 + P + P**2 + P**3, rel=0.06)
     for position in (1, 2, 3):  # given that the drafts before it were right, a draft is right with probability p
         reached = sum(count for accepted, count in by_position.items() if accepted >= position - 1)
         kept = sum(count for accepted, count in by_position.items() if accepted >= position)
@@ -141,11 +141,11 @@ def test_27b_by_its_headers() -> None:
     assert {"lm_head", "mtp.fc", "model.layers.0.linear_attn.in_proj_b"} <= set(quantization["modules_to_not_convert"])
 
 
-MID_SHAPE = {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 20}
+MID_SHAPE = {"vocab_size": 16384, "hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 10}
 
 
 def test_memory_is_the_embedding_and_a_few_blocks(tmp_path: Path) -> None:
-    """0.7 GB in FP8: the writer's peak over its start stays under the 32 MiB table and 2 threads' blocks."""
+    """0.36 GB in FP8: the writer's peak over its start stays under the 32 MiB table and 2 threads' blocks."""
     (tmp_path / "config.json").write_text(json.dumps(NAMED_SHAPES["tiny"] | MID_SHAPE))
     script = (
         "import resource, sys; from pathlib import Path\n"
@@ -157,8 +157,8 @@ def test_memory_is_the_embedding_and_a_few_blocks(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script, str(tmp_path / "config.json"), str(tmp_path)]
     n_bytes, grown = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert n_bytes > 0.6e9
-    assert grown < 250e6
+    assert n_bytes > 0.33e9
+    assert grown < 200e6
     config = ModelConfig.from_directory(tmp_path / "mid")
     assert Checkpoint(tmp_path / "mid", config).shapes["lm_head.weight"] == (16384, 1024)
 
@@ -217,7 +217,7 @@ def test_normal_bits_are_normal() -> None:
     assert len(values) == 100_001
     assert abs(float(values.mean())) < 0.03
     assert float(values.std()) == pytest.approx(2.0, rel=0.01)
-    assert float(np.mean(values**4) / values.var() ** 2) == pytest.approx(3.0, rel=0.05)
+    assert float(np.mean(values**4) / values.var() ** 2) == pytest.approx(3.0, rel=0.06)
 
 
 def test_loading_gives_what_was_meant(tiny: Path) -> None:
