@@ -12,7 +12,6 @@ from .norm import FoldedNorm, RmsNorm
 
 Weights = Mapping[str, torch.Tensor]
 
-
 BLOCK = 64  # query rows attended together, so that their scores stay in the cache
 
 

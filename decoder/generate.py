@@ -124,6 +124,7 @@ class Decoder:
         self, prompt_ids: Sequence[int], limit: int, num_drafts: int, stops: frozenset[int], generation: int
     ) -> Iterator[Step]:
         """The loop: prefill, then draft, verify and commit until something ends it."""
+        self._check_owner(generation)
         new, drafted, accepted = [self.session.prefill(prompt_ids)], 0, 0
         remaining = limit
         while True:
@@ -132,11 +133,14 @@ class Decoder:
             yield Step(token_ids, drafted, min(accepted, len(token_ids)))
             if remaining == 0 or token_ids[-1] in stops:
                 return
-            if generation != self._generation:
-                raise DecoderError("another generate() took over this decoder", "Finish one sequence before the next.")
+            self._check_owner(generation)
             window_left = self.max_context - self.session.context_length - 1  # tokens that may still be emitted
             drafted = min(num_drafts, window_left - 1)
             new, accepted = self.session.step(drafted)
+
+    def _check_owner(self, generation: int) -> None:
+        if generation != self._generation:
+            raise DecoderError("another generate() took over this decoder", "Finish one sequence before the next.")
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
         if not prompt_ids:

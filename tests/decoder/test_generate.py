@@ -193,6 +193,17 @@ def test_a_stopped_run_leaves_nothing_behind(decoder: Decoder) -> None:
         next(abandoned)
 
 
+def test_a_run_never_reads_the_state_of_another(decoder: Decoder) -> None:
+    """The latest generate() owns the session, also when an earlier one starts late."""
+    early = decoder.generate(prompt(5), max_tokens=9)
+    ids = greedy_ids(decoder, prompt(30), 9)
+    late = decoder.generate(prompt(30), max_tokens=9, num_speculative_tokens=0, ignore_eos=True)
+    got = list(next(late).token_ids)
+    with pytest.raises(DecoderError, match="another generate"):
+        next(early)
+    assert got + [token_id for step in late for token_id in step.token_ids] == ids
+
+
 def test_a_checkpoint_without_mtp_decodes_without_drafts(tmp_path: Path, base_checkpoint: RandomCheckpoint) -> None:
     checkpoint = write_checkpoint(tmp_path / "model", {"mtp_num_hidden_layers": 0})
     with pytest.raises(RequestError, match="no MTP head"):
