@@ -42,7 +42,7 @@ def compile_cubin(source: str, arch: int, defines: Mapping[str, int]) -> bytes:
     cubin = b" " * size
     _check(nvrtc.nvrtcGetCUBIN(program, cubin)[0], "read the compiled code")
     nvrtc.nvrtcDestroyProgram(program)
-    return cubin
+    return bytes(cubin)
 
 
 def cached_cubin(source: str, arch: int, defines: Mapping[str, int]) -> bytes:
