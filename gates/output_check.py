@@ -78,16 +78,13 @@ def check_build(
     cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
     loops_void: whether repetition loops void the check or are only listed, as the run's rules say.
     """
-    checks = []
-    for stream in streams:
-        if stream.build != build or stream.is_warmup or stream.status is not StreamStatus.OK:
-            continue
-        if stream.request_id not in prompts:
-            return _without_numbers(build, scorer.name, f"the prompt of {stream.request_id} is not in the run")
-        checks.append(_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids))
-    positions = sum(check.positions for check in checks)
-    if not positions:
+    sound = [s for s in streams if s.build == build and not s.is_warmup and s.status is StreamStatus.OK]
+    unknown = [stream.request_id for stream in sound if stream.request_id not in prompts]
+    if unknown:
+        return _without_numbers(build, scorer.name, f"the prompt of {unknown[0]} is not in the run")
+    if not any(stream.token_ids for stream in sound):
         return _without_numbers(build, scorer.name, "there is no emitted token to check")
+    checks = [_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids) for stream in sound]
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
     verdict, reason = _verdict(checks, truncated, loops if loops_void else (), max_divergence_rate)
@@ -99,7 +96,7 @@ def check_build(
         reference=scorer.name,
         tau=tau,
         streams=len(checks),
-        positions=positions,
+        positions=len(gaps),
         matches=sum(check.matches for check in checks),
         near_ties=sum(check.near_ties for check in checks),
         divergences=sum(check.divergences for check in checks),
