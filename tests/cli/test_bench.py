@@ -49,7 +49,7 @@ def fake_build(tmp_path: Path) -> Path:
 
 def test_servers_of_known_speed(server: ConformanceServer, tmp_path: Path) -> None:
     builds = f"{endpoint(server, 'steady-10ms')},{endpoint(server, 'steady-1ms')}"
-    arguments = ["--depths", "32,64", "--requests", "3", "--max-tokens", "40", "--out", "run", "--json"]
+    arguments = ["--depths", "32,64", "--requests", "3", "--max-tokens", "120", "--out", "run", "--json"]
     result = bench("--builds", builds, *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     output = json.loads(result.stdout)
