@@ -12,28 +12,40 @@ import torch
 
 from .config import FULL_ATTENTION, ModelConfig
 
+SPARE = 1024  # positions allocated beyond what is needed
+
 
 class KeyValueCache:
-    """Keys and values of one attention layer for T positions, in fp32; rolling back is a length reset.
+    """Keys and values of one attention layer, in fp32; rolling back is a length reset.
 
-    Keys lie transposed, which is how the product with few queries reads them fastest. Their row length is padded off
-    the powers of two, which would put every row into the same cache sets.
+    Keys lie transposed, which is how the product with few queries reads them fastest, and rows no longer than needed:
+    rows that are far apart in memory cost half as much again. So the cache grows now and then, T positions at present.
     """
 
-    def __init__(self, config: ModelConfig, max_context: int, device: str) -> None:
+    def __init__(self, config: ModelConfig, device: str) -> None:
         heads, dim = config.num_key_value_heads, config.head_dim
-        padded = max_context + 16 + -max_context % 32  # an odd number of cache lines
-        self.keys_t = torch.empty(heads, dim, padded, device=device)[..., :max_context]  # [kv heads, D, T]
-        self.values = torch.empty(heads, max_context, dim, device=device)  # [kv heads, T, D]
+        self.keys_t = torch.empty(heads, dim, 0, device=device)  # [kv heads, D, T]
+        self.values = torch.empty(heads, 0, dim, device=device)  # [kv heads, T, D]
 
     @property
     def keys(self) -> torch.Tensor:
         """[kv heads, T, D], a view."""
         return self.keys_t.mT
 
+    def allocate(self, length: int, keep: int = 0) -> None:
+        """Make room for `length` positions and some more; the first `keep` stay."""
+        heads, dim, _ = self.keys_t.shape
+        old_keys, old_values = self.keys_t, self.values
+        self.keys_t = old_keys.new_empty(heads, dim, length + SPARE + 16)  # 16: not a power of two
+        self.values = old_values.new_empty(heads, length + SPARE + 16, dim)
+        self.keys_t[:, :, :keep] = old_keys[:, :, :keep]
+        self.values[:, :keep] = old_values[:, :keep]
+
     def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """keys, values: [R, kv heads, D] at positions start … start + R − 1."""
         rows = keys.shape[0]
+        if start + rows > self.values.shape[1]:
+            self.allocate(start + rows, keep=start)
         self.keys_t.narrow(2, start, rows).copy_(keys.permute(1, 2, 0))
         self.values.narrow(1, start, rows).copy_(values.transpose(0, 1))
 
@@ -95,20 +107,22 @@ class SequenceState:
     layers: list[KeyValueCache | DeltaNetState] = field(default_factory=list)
 
     @classmethod
-    def allocate(cls, config: ModelConfig, max_context: int, device: str) -> SequenceState:
-        """Room for `max_context` tokens."""
+    def empty(cls, config: ModelConfig, device: str) -> SequenceState:
+        """The state of no tokens."""
         return cls(
             [
-                KeyValueCache(config, max_context, device) if kind == FULL_ATTENTION else DeltaNetState(config, device)
+                KeyValueCache(config, device) if kind == FULL_ATTENTION else DeltaNetState(config, device)
                 for kind in config.layer_types
             ]
         )
 
-    def reset(self) -> None:
-        """Back to an empty sequence."""
+    def reset(self, length: int) -> None:
+        """Back to an empty sequence, with room for `length` tokens to come."""
         for layer in self.layers:
             if isinstance(layer, DeltaNetState):
                 layer.reset()
+            else:
+                layer.allocate(length)
 
     def commit(self, num_rows: int) -> None:
         """Keep the first `num_rows` of the last forward."""

@@ -18,7 +18,7 @@ _BACKLOG_LIMIT = 16  # steps without drafts after which the MTP head catches up
 
 
 class TorchSession:
-    """A Session (generate.py) whose state lives in preallocated tensors."""
+    """A Session (generate.py) on one device."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class TorchSession:
         rope = Rope(config, max_context, device)
         self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
         self.model = Model(config, weights, rope)
-        self.state = SequenceState.allocate(config, max_context, device)
-        self.mtp_cache = KeyValueCache(config, max_context, device)
+        self.state = SequenceState.empty(config, device)
+        self.mtp_cache = KeyValueCache(config, device)
         self.device = device
         self.context_length = 0
         self._mtp_length = 0  # positions whose MTP keys and values come from true hidden states
@@ -44,7 +44,8 @@ class TorchSession:
     @torch.inference_mode()
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Reset, read the whole prompt, return the first greedy token."""
-        self.state.reset()
+        self.state.reset(len(prompt_ids))
+        self.mtp_cache.allocate(len(prompt_ids))
         self._mtp_length = 0
         prompt = torch.tensor(prompt_ids, device=self.device)
         for start in range(0, len(prompt), PREFILL_ROWS):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from kernarc.decoder import cache
 from kernarc.decoder.cache import DeltaNetState, KeyValueCache
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.session import TorchSession
@@ -50,17 +51,18 @@ class Reference:
         check_cache(session.mtp_cache, session.context_length, keys, values)
 
 
-def check_cache(cache: KeyValueCache, length: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-    assert_near(cache.keys[:, :length], keys)
-    assert_near(cache.values[:, :length], values)
+def check_cache(held: KeyValueCache, length: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    assert_near(held.keys[:, :length], keys)
+    assert_near(held.values[:, :length], values)
 
 
-def poison(session: TorchSession) -> None:
-    """Fill what holds nothing yet with NaN, so that a read past the length shows."""
-    caches = [layer for layer in session.state.layers if isinstance(layer, KeyValueCache)]
-    for cache in [*caches, session.mtp_cache]:
-        cache.keys.fill_(float("nan"))
-        cache.values.fill_(float("nan"))
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """Uninitialised memory is NaN, so that a read past the length shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def test_prefill_leaves_transformers_state(checkpoint: RandomCheckpoint) -> None:
@@ -68,7 +70,6 @@ def test_prefill_leaves_transformers_state(checkpoint: RandomCheckpoint) -> None
     session = torch_session(decoder)
     reference = Reference(checkpoint)
     for length in (1, 2, 3, 4, 64, 65, 129, 300):
-        poison(session)
         prompt_ids = prompt(length)
         first = session.prefill(prompt_ids)
         reference.check(session, [*prompt_ids, first])
@@ -86,7 +87,6 @@ def test_every_accept_count_rolls_back_exactly(
     ids = greedy_ids(decoder, prompt_ids, 100)
     accepts = [*range(num_drafts + 1), 0, num_drafts]
     force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
-    poison(session)
     emitted = [session.prefill(prompt_ids)]
     for count in accepts:
         tokens, accepted = session.step(num_drafts)
@@ -106,7 +106,6 @@ def test_accept_patterns_on_every_shape(checkpoint: RandomCheckpoint, monkeypatc
     ids = greedy_ids(decoder, prompt_ids, 120)
     accepts = [0, 3, 1, 2, 0, 0, 3, 3, 2, 1]
     force_accepts(monkeypatch, decoder, ids, len(prompt_ids), accepts)
-    poison(session)
     emitted = [session.prefill(prompt_ids)]
     for count in accepts:
         tokens, accepted = session.step(3)
@@ -116,6 +115,8 @@ def test_accept_patterns_on_every_shape(checkpoint: RandomCheckpoint, monkeypatc
 
 
 def test_two_hundred_steps_do_not_drift(base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With caches that grow every few steps."""
+    monkeypatch.setattr(cache, "SPARE", 3)
     decoder = Decoder.load(base_checkpoint.path)
     session = torch_session(decoder)
     prompt_ids = prompt(5)
@@ -137,7 +138,7 @@ def test_hidden_states_and_logits_equal_transformers(checkpoint: RandomCheckpoin
     with torch.inference_mode():
         expected_hidden = reference.model(token_ids[None], use_cache=False).last_hidden_state[0]
         expected_logits = reference(token_ids[None], use_cache=False).logits[0]
-        session.state.reset()
+        session.state.reset(100)
         hidden = session.model.forward(token_ids[:100], session.state, 0)
         session.state.commit(100)
         verified = session.model.forward(token_ids[100:], session.state, 100)
