@@ -4,6 +4,9 @@ import importlib.util
 import os
 from pathlib import Path
 
+import pytest
+import torch
+
 # Without a GPU, Triton kernels run in its interpreter; that must be chosen before anything imports triton.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -13,3 +16,12 @@ if importlib.util.find_spec("hypothesis"):  # kernels are also tested on GPU hos
 
     settings.register_profile("kernarc", deadline=None)  # a busy machine makes no test fail
     settings.load_profile("kernarc")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, and say so, where there is no card."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
