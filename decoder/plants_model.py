@@ -71,8 +71,7 @@ def _keep_cache_stale(session: TorchSession, first: int) -> None:
     """After the prefill, what lies beyond `first` holds what lay 64 tokens before."""
     prefill = session.prefill
 
-    @torch.inference_mode()  # the cache may hold inference tensors
-    @torch.inference_mode()
+    @torch.inference_mode()  # the cache holds inference tensors
     def stale(prompt_ids: Sequence[int]) -> int:
         token = prefill(prompt_ids)
         for cache in session.state.layers:
