@@ -2,9 +2,9 @@
 
 A small model's greedy text soon runs in a loop, and a looping stream says nothing about a decoder. So its own
 greedy continuations of training text are read back, and tokens that continue a loop are made unlikely:
-sequence-level unlikelihood (Welleck et al. 2020), with the original model's distribution held everywhere else. Only the last
-layer and the final norm are trained, so what that layer reads is kept from the rollout and a pass costs one layer:
-minutes on one CPU core.
+sequence-level unlikelihood (Welleck et al. 2020), with the original model's distribution held everywhere else. Only
+the last layer and the final norm are trained, so what that layer reads is kept from the rollout and a pass costs one
+layer: minutes on one CPU core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -46,7 +45,9 @@ def unlikelihood(logits: Tensor, targets: Tensor) -> Tensor:
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
     """Mean KL divergence of softmax(logits) from softmax(wanted), in nats a token."""
-    return F.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="batchmean", log_target=True)
+    kept = wanted.log_softmax(-1)
+    divergences: Tensor = (kept.exp() * (kept - logits.log_softmax(-1))).sum(-1)
+    return divergences.mean()
 
 
 class Unlooper:
@@ -73,7 +74,7 @@ class Unlooper:
     def logits(self, modules: torch.nn.ModuleList, read: Tensor) -> Tensor:
         """[sequences, length, hidden] into the last layer -> [sequences * length, vocab]."""
         layer, norm = modules
-        tokens = Tokens.of(self.model.shape, *read.shape[:2], read.device)
+        tokens = Tokens.of(self.model.shape, read.shape[0], read.shape[1], read.device)
         x = layer(read.flatten(0, 1), tokens, self.model.kernels)
         return self.model.logits(rms_norm(x, cast(Norm, norm).weight, self.model.shape.rms_norm_eps))
 
