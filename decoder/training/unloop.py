@@ -40,7 +40,8 @@ DRIFT_WEIGHT = 3.0
 def unlikelihood(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean of -log(1 - p(target))."""
     p = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].exp()
-    return -torch.log((1 - p).clamp_min(1e-4)).mean()
+    losses: Tensor = -torch.log((1 - p).clamp_min(1e-4))
+    return losses.mean()
 
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class Unlooper:
         x = self.model.model.embed_tokens(ids).float()
         for layer in self.model.model.layers[:-1]:
             x = layer(x, tokens, self.model.kernels)
-        return x
+        return cast(Tensor, x)
 
     def logits(self, modules: torch.nn.ModuleList, read: Tensor) -> Tensor:
         """[sequences, length, hidden] into the last layer -> [sequences * length, vocab]."""
