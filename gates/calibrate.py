@@ -7,7 +7,6 @@ from .comparison import Measured
 from .config import GateConfig
 from .noise import Noise
 from .noise_components import NoiseComponents, Recommendation, detectable_effect, noise_components, recommend
-from .pairing import Pairing, pair_streams
 from .simulate import GateRule
 
 WANTED_EFFECTS = (0.02, 0.03, 0.05)
@@ -40,7 +39,7 @@ class Calibration:
 
 def calibrate(measured: Measured, config: GateConfig) -> Calibration:
     """Noise components and detectable effects of every depth; void reasons where the A/A cannot be used."""
-    pairing = pair_ab(measured)
+    pairing = measured.pairing()
     if pairing.void_reasons or len(pairing.launches) < 2:
         reasons = pairing.void_reasons or ("noise components need at least two launches",)
         return Calibration(len(pairing.launches), (), (), reasons)
@@ -57,20 +56,6 @@ def calibrate(measured: Measured, config: GateConfig) -> Calibration:
         for effect in WANTED_EFFECTS
     )
     return replace(found, recommendations=recommendations)
-
-
-def pair_ab(measured: Measured) -> Pairing:
-    """The pairs of the run's first two builds over its measured launches."""
-    manifest = measured.manifest
-    return pair_streams(
-        measured.streams,
-        baseline=measured.baseline,
-        candidate=measured.candidate,
-        depths=manifest.depths,
-        launches=range(measured.launches),
-        requests_per_depth=manifest.requests_per_depth,
-        max_missing_pairs_per_depth=manifest.max_void_streams_per_cell,
-    )
 
 
 def found_noise(calibration: Calibration) -> Noise:

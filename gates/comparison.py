@@ -32,6 +32,19 @@ class Measured:
         """The second build of the run."""
         return self.manifest.builds[1].name
 
+    def pairing(self, void_blocks: frozenset[tuple[int, int]] = frozenset()) -> Pairing:
+        """Pairs of the first two builds over the measured launches, less the (launch, block) in void_blocks."""
+        return pair_streams(
+            self.streams,
+            baseline=self.baseline,
+            candidate=self.candidate,
+            depths=self.manifest.depths,
+            launches=range(self.launches),
+            requests_per_depth=self.manifest.requests_per_depth,
+            max_missing_pairs_per_depth=self.manifest.max_void_streams_per_cell,
+            void_blocks=void_blocks,
+        )
+
 
 def evaluate(
     measured: Measured,
@@ -47,7 +60,7 @@ def evaluate(
     wrong outside the records (an engine died, an interruption).
     """
     control = _control(measured, config)
-    pairing = _pairing(measured, control)
+    pairing = measured.pairing(control.void_blocks)
     reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
     intervals, attributions = _estimates(pairing.depths if pairing.launches else (), measured.manifest.seed, config)
     checks = {check.build: check for check in output_checks}
@@ -100,20 +113,6 @@ def _control(measured: Measured, config: GateConfig) -> ControlReport:
         return ControlReport(frozenset(), (f"the control build {config.control} was not measured",))
     done = [stream for stream in measured.streams if stream.launch < measured.launches]
     return judge_blocks(done, names[2], max_drift=config.max_control_drift, max_void_share=config.max_void_block_share)
-
-
-def _pairing(measured: Measured, control: ControlReport) -> Pairing:
-    manifest = measured.manifest
-    return pair_streams(
-        measured.streams,
-        baseline=measured.baseline,
-        candidate=measured.candidate,
-        depths=manifest.depths,
-        launches=range(measured.launches),
-        requests_per_depth=manifest.requests_per_depth,
-        max_missing_pairs_per_depth=manifest.max_void_streams_per_cell,
-        void_blocks=control.void_blocks,
-    )
 
 
 def _estimates(
