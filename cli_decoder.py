@@ -13,6 +13,9 @@ from .decoder.plant_kinds import plant_help
 
 DIRECTORY = click.Path(path_type=Path)
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
+DRAFT_VOCAB = click.option(
+    "--draft-vocab", type=DIRECTORY, metavar="FILE", help="Draft only these tokens (JSON); output unchanged."
+)
 
 
 @click.command(epilog="\b\nTest plants, for tests of the gate only:\n" + plant_help())
@@ -20,6 +23,7 @@ DEVICES = click.Choice(["auto", "cpu", "cuda"])
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free port.")
 @click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@DRAFT_VOCAB
 @click.option("--device", type=DEVICES, default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of one step. [default: PyTorch's choice]")
 @click.option("--max-context", type=click.IntRange(2), help="Prompt and output together. [default: the model's limit]")
@@ -51,6 +55,7 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(1), help="[default: until EOS or the end of the window]")
 @click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@DRAFT_VOCAB
 @click.option("--device", type=DEVICES, default="auto", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the text.")
 def generate(model_dir: Path, prompt: str, as_json: bool, **options: Any) -> None:
@@ -84,19 +89,21 @@ def model() -> None:
 @click.option("--shape", required=True, metavar="tiny|27b|PATH", help="A named shape, or the path of a config.json.")
 @click.option("--acceptance", type=click.FloatRange(0, 1), default=0.87, show_default=True, help="Drafts kept.")
 @click.option("--fp8", is_flag=True, help="Store the large linears as block FP8, as the published checkpoints do.")
+@click.option("--emitted", type=click.IntRange(2), metavar="E", help="Keep output and drafts within E tokens.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--out", type=DIRECTORY, required=True, metavar="DIR", help="A directory that does not exist yet.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def synth(shape: str, acceptance: float, fp8: bool, seed: int, out: Path, as_json: bool) -> None:
+def synth(shape: str, acceptance: float, fp8: bool, emitted: int | None, seed: int, out: Path, as_json: bool) -> None:
     """Write a structured checkpoint: any shape, a known greedy output, a chosen acceptance rate.
 
-    Every engine runs it unchanged. Streams to disk: 27b --fp8 writes 31 GB and needs under 8 GiB of memory.
+    Every engine runs it unchanged. Streams to disk: 27b --fp8 writes 31 GB and needs under 8 GiB of memory. With
+    --emitted, draft_vocab.json beside it lists the E tokens for --draft-vocab.
     """
     from .decoder.synthetic import write_structured_checkpoint
 
     started, progress = time.monotonic(), _Progress("writing")
     n_bytes = write_structured_checkpoint(
-        shape, out, acceptance=acceptance, fp8=fp8, seed=seed, on_bytes=progress.update
+        shape, out, acceptance=acceptance, fp8=fp8, seed=seed, emitted=emitted, on_bytes=progress.update
     )
     progress.close()
     _print_written(out, n_bytes, time.monotonic() - started, as_json)
@@ -142,6 +149,37 @@ def quantize(source: Path, out: Path, as_json: bool) -> None:
     n_bytes = quantize_checkpoint(source, out, on_bytes=progress.update)
     progress.close()
     _print_written(out, n_bytes, time.monotonic() - started, as_json)
+
+
+@model.command("draft-vocab")
+@click.argument("model_dir", metavar="MODEL", type=DIRECTORY)
+@click.option("--from", "run_dirs", type=DIRECTORY, multiple=True, required=True, metavar="RUN_DIR", help="Repeatable.")
+@click.option("--size", type=click.IntRange(1), default=40960, show_default=True, help="How many ids.")
+@click.option("--out", type=DIRECTORY, required=True, metavar="FILE", help="The JSON file for --draft-vocab.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def draft_vocab(model_dir: Path, run_dirs: tuple[Path, ...], size: int, out: Path, as_json: bool) -> None:
+    """Count the tokens that MODEL emitted in recorded runs; the most frequent become its draft vocabulary.
+
+    Only builds that ran this very checkpoint count. Where fewer ids were seen, the lowest others fill it up.
+    """
+    from .decoder.config import ModelConfig
+    from .decoder.draft_vocabulary import count_outputs
+    from .harness.checkpoints import Checkpoint
+    from .harness.model_outputs import outputs_of_model
+
+    config = ModelConfig.from_directory(model_dir)
+    outputs = outputs_of_model(run_dirs, Checkpoint(model_dir).sha256())
+    source = f"outputs of {model_dir.resolve().name} in {', '.join(path.resolve().name for path in run_dirs)}"
+    counted = count_outputs(outputs, size=size, vocab_size=config.vocab_size, source=source)
+    counted.vocabulary.write(out)
+    if as_json:
+        facts = {"tokens": counted.outputs, "seen": counted.seen, "coverage": counted.coverage}
+        _print_json({"path": str(out), "size": size, **facts})
+    else:
+        click.echo(
+            f"{out}: {size:,} of {config.vocab_size:,} ids; {counted.seen:,} distinct ids were seen in "
+            f"{counted.outputs:,} output tokens, and it holds {counted.coverage:.2%} of those tokens"
+        )
 
 
 def _print_written(out: Path, n_bytes: int, seconds: float, as_json: bool) -> None:

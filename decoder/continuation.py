@@ -58,6 +58,7 @@ def continue_prompt(
     num_speculative_tokens: int,
     device: str,
     show: Callable[[str], None],
+    draft_vocab: Path | None = None,
 ) -> Continuation:
     """Loads a checkpoint and continues one prompt, calling show with each step's text (its ids without a tokenizer).
 
@@ -65,7 +66,9 @@ def continue_prompt(
     """
     tokenizer = TextTokenizer.from_directory(model_dir)
     prompt_ids = prompt_token_ids(prompt, tokenizer)
-    decoder = Decoder.load(model_dir, device=device, num_speculative_tokens=num_speculative_tokens)
+    decoder = Decoder.load(
+        model_dir, device=device, num_speculative_tokens=num_speculative_tokens, draft_vocab=draft_vocab
+    )
     stream = TextStream(tokenizer, silent_ids=decoder.eos_token_ids)
     token_ids: list[int] = []
     pieces: list[str] = []

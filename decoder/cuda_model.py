@@ -104,7 +104,10 @@ class StepModel:
         scratch, state, weights = self.scratch, self.state, self.weights
         residual = scratch.residual(rows, weights.layers[0].in_norm)
         last = scratch.drafts[num_drafts - 1 : num_drafts] if num_drafts else None
-        embed_rows(state.tokens, state.positions, weights.embedding, residual, last_draft=last, launch=self._plain)
+        embed_rows(
+            state.tokens, state.positions, weights.embedding, residual, last_draft=last,
+            draft_ids=weights.draft_ids, launch=self._plain,
+        )  # fmt: skip
         next_norms = [*(layer.in_norm for layer in weights.layers[1:]), weights.norm]
         for layer, cache, next_norm in zip(weights.layers, state.layers, next_norms, strict=True):
             self._layer(layer, cache, rows, Place(), next_norm)
@@ -137,6 +140,7 @@ class StepModel:
             pair,
             residual.stream,
             draft=scratch.drafts[draft_index - 1 : draft_index] if draft_index else None,
+            draft_ids=self.weights.draft_ids,
             draft_index=draft_index,
             launch=self._before(mtp.fc),
         )

@@ -13,6 +13,7 @@ from .cuda_model import StepModel
 from .cuda_prefill import PIECE_ROWS, Prefill
 from .cuda_state import Scratch, SequenceState
 from .cuda_weights import CudaWeights, load_cuda_weights
+from .draft_vocabulary import DraftVocabulary
 from .errors import RequestError
 from .graphs import StepGraphs
 from .kernels.launch import MAX_ROWS
@@ -73,6 +74,7 @@ class CudaSession:
         max_context: int,
         num_speculative_tokens: int = 3,
         device: str = "cuda",
+        draft_vocabulary: DraftVocabulary | None = None,
     ) -> Self:
         """Check card, shapes and memory, then stream the weights and capture the steps that will be used.
 
@@ -83,7 +85,9 @@ class CudaSession:
         check_shapes(config)
         check_memory(checkpoint, config, max_context, where, with_mtp=num_speculative_tokens > 0)
         with torch.inference_mode():
-            weights = load_cuda_weights(checkpoint, config, where, with_mtp=num_speculative_tokens > 0)
+            weights = load_cuda_weights(
+                checkpoint, config, where, with_mtp=num_speculative_tokens > 0, draft_vocabulary=draft_vocabulary
+            )
             products = CudaProducts(weights.linears(), where)
             session = cls(config, weights, products, max_context=max_context, device=where)
             session.warm_up(num_speculative_tokens)

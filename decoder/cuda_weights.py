@@ -9,8 +9,9 @@ from itertools import groupby
 import torch
 
 from .config import FP8_BLOCK, ModelConfig
+from .draft_vocabulary import DraftVocabulary
 from .kernels.gdn_prepare import GdnWeights
-from .kernels.packing import PackedLinear, pack_bf16, pack_fp8
+from .kernels.packing import UNIT_ROWS, PackedLinear, pack_bf16, pack_fp8
 from .weights import Checkpoint, Fp8Weight
 
 Stored = torch.Tensor | Fp8Weight
@@ -73,6 +74,7 @@ class CudaWeights:
     head: PackedLinear
     draft_head: PackedLinear
     mtp: MtpWeights | None
+    draft_ids: torch.Tensor | None = None  # int64 [V'], the token of each row of a reduced draft head
 
     def linears(self) -> list[PackedLinear]:
         """Every packed matrix."""
@@ -83,12 +85,19 @@ class CudaWeights:
 
 
 def load_cuda_weights(
-    checkpoint: Checkpoint, config: ModelConfig, device: torch.device, *, with_mtp: bool, fp8_drafts: bool = True
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    with_mtp: bool,
+    fp8_drafts: bool = True,
+    draft_vocabulary: DraftVocabulary | None = None,
 ) -> CudaWeights:
     """Stream the checkpoint straight to `device`: at most one layer is held twice.
 
-    fp8_drafts: drafts come from block-FP8 copies of the vocabulary head and of `mtp.fc`, half the bytes; the verify
-    head stays as stored, so the output does not change. Raises CheckpointError for tensors that do not pack.
+    fp8_drafts: drafts come from block-FP8 copies of the vocabulary head and of `mtp.fc`, half the bytes.
+    draft_vocabulary: only these rows of it. The verify head stays whole and as stored, so the output does not change.
+    Raises CheckpointError for tensors that do not pack.
     """
     layers: list[LayerWeights] = []
     outside: dict[str, Stored] = {}
@@ -104,8 +113,14 @@ def load_cuda_weights(
     embedding = _dense(outside[_EMBEDDING])
     head = _dense(outside.pop(_HEAD)) if not config.tie_word_embeddings else embedding
     packed = pack_bf16(head, name=_HEAD)
-    draft_head = pack_fp8([quantise(head)], name=_HEAD) if with_mtp and fp8_drafts else packed
-    return CudaWeights(embedding, layers, _vector(outside[_NORM]), packed, draft_head, mtp)
+    draft_ids = None
+    if with_mtp and draft_vocabulary is not None:
+        draft_ids = draft_vocabulary.rows(UNIT_ROWS, config.vocab_size).to(device)
+        head = head[draft_ids]
+    draft_head = packed
+    if with_mtp and (fp8_drafts or draft_ids is not None):
+        draft_head = pack_fp8([quantise(head)], name=_HEAD) if fp8_drafts else pack_bf16(head, name=_HEAD)
+    return CudaWeights(embedding, layers, _vector(outside[_NORM]), packed, draft_head, mtp, draft_ids)
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 import torch
 
 from .config import ModelConfig
+from .draft_vocabulary import DraftVocabulary
 from .errors import DecoderError, RequestError
 from .session import TorchSession
 from .weights import Checkpoint, load_weights
@@ -67,11 +68,13 @@ class Decoder:
         dtype: torch.dtype | None = None,
         num_speculative_tokens: int = 3,
         max_context: int | None = None,
+        draft_vocab: str | Path | None = None,
     ) -> Self:
         """Load a checkpoint directory.
 
         device: auto, cpu or cuda. dtype: the device's own unless given, fp32 on a CPU. 0 speculative tokens leaves the
-        MTP head out. max_context: prompt and output together, the model's own limit unless given.
+        MTP head out. max_context: prompt and output together, the model's own limit unless given. draft_vocab: the
+        file of the tokens that may be drafted (draft_vocabulary.py); the output does not change.
         Raises CheckpointError for the checkpoint, RequestError for a setting outside its range.
         """
         config = ModelConfig.from_directory(model_dir)
@@ -81,11 +84,14 @@ class Decoder:
         if not 2 <= max_context <= window:
             raise RequestError(f"max_context is {max_context}, expected 2 … {window} (max_position_embeddings)")
         device = _resolve_device(device)
+        vocabulary = None if draft_vocab is None else DraftVocabulary.read(Path(draft_vocab), config.vocab_size)
+        if vocabulary is not None and num_speculative_tokens == 0:
+            raise RequestError("a draft vocabulary is given, but no tokens are drafted", "leave out one of the two")
         checkpoint = Checkpoint(model_dir, config)
         session = (
-            _cuda_session(checkpoint, config, max_context, num_speculative_tokens)
+            _cuda_session(checkpoint, config, max_context, num_speculative_tokens, vocabulary)
             if device == "cuda"
-            else _torch_session(checkpoint, config, max_context, num_speculative_tokens, dtype)
+            else _torch_session(checkpoint, config, max_context, num_speculative_tokens, dtype, vocabulary)
         )
         return cls(
             config,
@@ -188,16 +194,27 @@ def _torch_session(
     max_context: int,
     num_speculative_tokens: int,
     dtype: torch.dtype | None,
+    draft_vocabulary: DraftVocabulary | None,
 ) -> Session:
     if dtype not in (None, torch.float32):
         raise RequestError(f"dtype is {dtype}, the CPU path computes in torch.float32")
     weights = load_weights(checkpoint, torch.float32, with_mtp=num_speculative_tokens > 0)
-    return TorchSession(config, weights, max_context=max_context, device="cpu")
+    return TorchSession(config, weights, max_context=max_context, device="cpu", draft_vocabulary=draft_vocabulary)
 
 
 def _cuda_session(
-    checkpoint: Checkpoint, config: ModelConfig, max_context: int, num_speculative_tokens: int
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    max_context: int,
+    num_speculative_tokens: int,
+    draft_vocabulary: DraftVocabulary | None,
 ) -> Session:
     from .cuda_session import CudaSession  # here, because a CPU installation has no triton
 
-    return CudaSession.load(checkpoint, config, max_context=max_context, num_speculative_tokens=num_speculative_tokens)
+    return CudaSession.load(
+        checkpoint,
+        config,
+        max_context=max_context,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_vocabulary=draft_vocabulary,
+    )

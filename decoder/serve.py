@@ -39,6 +39,7 @@ class ServeSettings:
     port: int = 8000
     device: str = "auto"
     num_speculative_tokens: int = 3
+    draft_vocab: Path | None = None
     threads: int | None = None
     max_context: int | None = None
     served_name: str | None = None
@@ -69,6 +70,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             device=settings.device,
             num_speculative_tokens=settings.num_speculative_tokens,
             max_context=settings.max_context,
+            draft_vocab=settings.draft_vocab,
         )
         tokenizer = TextTokenizer.from_directory(Path(settings.model))
         source = plant_faults(decoder, settings.plants, seed=settings.plant_seed)

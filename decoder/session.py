@@ -10,6 +10,7 @@ from .attention import Rope
 from .cache import KeyValueCache, SequenceState
 from .cancellation import raise_if_cancelled
 from .config import ModelConfig
+from .draft_vocabulary import DraftVocabulary
 from .model import Model, Weights
 from .mtp import MtpHead
 
@@ -30,14 +31,22 @@ class TorchSession:
         *,
         max_context: int,
         device: str = "cpu",
+        draft_vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        """weights: Checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here."""
+        """weights: Checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here.
+
+        draft_vocabulary: the tokens that may be drafted, all of them unless given; never changes the output.
+        """
         self._prefill_threads = torch.get_num_threads()
         is_small = sum(weight.numel() for weight in weights.values()) < _ONE_THREAD_WEIGHTS
         self._step_threads = 1 if is_small else self._prefill_threads
         rope = Rope(config, max_context, device)
         self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
         self.model = Model(config, weights, rope)
+        self._draft_ids: torch.Tensor | None = None  # [R], the token of each row of the draft head
+        if draft_vocabulary is not None:
+            self._draft_ids = draft_vocabulary.rows(1, config.vocab_size).to(device)
+            self._draft_head = self.model.head.index_select(1, self._draft_ids)  # [H, R]
         self.state = SequenceState.empty(config, device)
         self.mtp_cache = KeyValueCache(config, device)
         self.device = device
@@ -97,11 +106,17 @@ class TorchSession:
             return []
         assert self.mtp is not None, "only a session with an MTP head drafts"
         hidden = self._read_backlog()[-1:]  # [1, H], the head at position n − 1
-        drafts = [self.model.logits(hidden).argmax(-1)]
+        drafts = [self._drafted_token(hidden)]
         for position in range(self.context_length, self.context_length + num_drafts - 1):
             hidden = self.mtp.forward(self.model.embed(drafts[-1]), hidden, self.mtp_cache, position)
-            drafts.append(self.model.logits(hidden).argmax(-1))
+            drafts.append(self._drafted_token(hidden))
         return torch.cat(drafts).tolist()
+
+    def _drafted_token(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of the draft vocabulary, [1, H] → [1]."""
+        if self._draft_ids is None:
+            return self.model.logits(hidden).argmax(-1)
+        return self._draft_ids[(hidden @ self._draft_head).argmax(-1)]
 
     def _read_backlog(self) -> torch.Tensor:
         """Re-run the head where tokens were accepted, now with true hidden states, over the drafted keys and values."""

@@ -8,6 +8,10 @@ the token the model emits next, its second half the token the MTP head drafts:
 
 `next` is one cycle over the vocabulary; `drafted` equals it except on a fraction 1 − p of the tokens, so the mean
 acceptance length at k drafts is 1 + p + … + p^k. Logit margins are huge: this proves little about numerics.
+
+Real models emit a small part of their vocabulary most of the time. With `emitted` = E the cycle runs over E tokens
+chosen at random; every other token carries the embedding of one of them, so what follows it, emitted or drafted, lies
+among the E too. Rows of lm_head that nothing emits are random like the others, and draft_vocab.json lists the E ids.
 """
 
 import json
@@ -21,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import ModelConfig
+from .draft_vocabulary import FILE_NAME as DRAFT_VOCABULARY
+from .draft_vocabulary import DraftVocabulary
 from .errors import CheckpointError
 from .layout import Role, TensorSpec, checkpoint_tensors
 from .new_directory import new_directory
@@ -29,31 +35,59 @@ from .shapes import fp8_config, read_shape
 from .shard_writer import NewTensor, write_shards
 
 OUTPUT_GAIN = 0.02
+NOBODY = -1
 SINGLE_FILE_BYTES = 1 << 30
+RECIPE = "structured.json"
 Bits = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
 class TokenCycle:
-    """next[i] and drafted[i] for every token i; both are permutations of the vocabulary."""
+    """next[i] and drafted[i] for every token i, and the token stands_for[i] whose embedding it carries.
+
+    On the emitted ids `next` and `drafted` are permutations and stands_for is the identity; any other token does as
+    the one that it stands for.
+    """
 
     next: NDArray[np.int64]
     drafted: NDArray[np.int64]
+    stands_for: NDArray[np.int64]
 
     @classmethod
-    def make(cls, vocab_size: int, acceptance: float, seed: int) -> "TokenCycle":
-        """One cycle over the vocabulary; round((1 − acceptance)·V) tokens draft another's successor instead."""
+    def make(cls, vocab_size: int, acceptance: float, seed: int, emitted: int | None = None) -> "TokenCycle":
+        """One cycle over `emitted` tokens, the whole vocabulary unless given; round((1 − acceptance)·E) of them draft
+        another's successor instead."""
         if not 0.0 <= acceptance <= 1.0:
             raise CheckpointError(f"acceptance {acceptance} is not a probability", "choose a value from 0 to 1")
+        if emitted is not None and not 2 <= emitted <= vocab_size:
+            raise CheckpointError(f"{emitted} emitted tokens, expected 2 … {vocab_size}, the vocabulary")
         rng = np.random.default_rng([seed, 1])
-        order = rng.permutation(vocab_size)
+        order = rng.permutation(vocab_size)[:emitted]
         successor = np.empty(vocab_size, np.int64)
         successor[order] = np.roll(order, -1)
-        wrong = rng.permutation(vocab_size)[: round((1.0 - acceptance) * vocab_size)]
+        wrong = rng.permutation(order if emitted else vocab_size)[: round((1.0 - acceptance) * len(order))]
         drafted = successor.copy()
         if len(wrong) > 1:  # a single token cannot draft another's successor: rows of lm_head are used once
             drafted[wrong] = successor[np.roll(wrong, 1)]
-        return cls(successor, drafted)
+        stands_for = order[rng.integers(len(order), size=vocab_size)]
+        stands_for[order] = order
+        return cls(successor[stands_for], drafted[stands_for], stands_for)
+
+    @classmethod
+    def of_checkpoint(cls, model_dir: Path, vocab_size: int) -> "TokenCycle":
+        """That of a structured checkpoint, from its structured.json. Raises CheckpointError where it is none."""
+        try:
+            recipe = json.loads((model_dir / RECIPE).read_text(encoding="utf-8"))
+            return cls.make(vocab_size, recipe["acceptance"], recipe["seed"], recipe.get("emitted"))
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{model_dir} is no structured checkpoint: {RECIPE} {type(error).__name__}", "make one with model synth"
+            ) from error
+
+    @property
+    def emitted_ids(self) -> NDArray[np.int64]:
+        """The tokens that an output holds, ascending."""
+        return np.flatnonzero(self.stands_for == np.arange(len(self.stands_for)))
 
     def continuation(self, token: int, length: int) -> list[int]:
         """The greedy output after a prompt that ends in `token`."""
@@ -71,23 +105,32 @@ def write_structured_checkpoint(
     acceptance: float = 0.87,
     fp8: bool = False,
     seed: int = 0,
+    emitted: int | None = None,
     workers: int | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> int:
     """Writes a checkpoint of `shape` (tiny, 27b or a config.json's path) to the new directory `out`; returns its bytes.
 
+    emitted: how many tokens its outputs and drafts keep to, listed in a draft_vocab.json; the whole vocabulary unless
+    given.
     Streams tensor by tensor: memory is the embedding table (2·V·H bytes) plus a few blocks. The directory appears
     under its name only when complete. on_bytes(done, total) reports progress. Raises CheckpointError.
     """
     raw = read_shape(shape)
     config = ModelConfig.from_dict(raw)
     raw = fp8_config(raw, config) if fp8 else raw
-    cycle = TokenCycle.make(config.vocab_size, acceptance, seed)
+    cycle = TokenCycle.make(config.vocab_size, acceptance, seed, emitted)
     tensors = structured_tensors(config, cycle, seed=seed, fp8=fp8)
     with new_directory(out) as partial:
         total = write_shards(partial, tensors, workers=workers or min(16, os.cpu_count() or 1), on_bytes=on_bytes)
         recipe = {"shape": shape, "acceptance": acceptance, "seed": seed, "fp8": fp8}
-        for name, content in (("config.json", raw), ("structured.json", recipe)):
+        if emitted is not None:
+            recipe["emitted"] = emitted
+            ids = tuple(map(int, cycle.emitted_ids))
+            DraftVocabulary(ids, f"every token that this structured checkpoint emits (seed {seed})").write(
+                partial / DRAFT_VOCABULARY
+            )
+        for name, content in (("config.json", raw), (RECIPE, recipe)):
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
     return total
 
@@ -118,14 +161,17 @@ class _RowMaker:
 
     def __init__(self, config: ModelConfig, cycle: TokenCycle, seed: int) -> None:
         self.hidden, self.vocab, self.seed = config.hidden_size, config.vocab_size, seed
-        self.emits, self.drafts = np.argsort(cycle.next), np.argsort(cycle.drafted)  # lm_head row → token that codes it
-        self.embedding = NormalBits(1.0).table((config.vocab_size, config.hidden_size), (seed, 2))
+        ids = cycle.emitted_ids
+        self.place = np.searchsorted(ids, cycle.stands_for)  # token → its row of the embedding table
+        # lm_head row → the row of that table that codes it, for emission and for drafts, or NOBODY
+        self.emits, self.drafts = (_inverse(which[ids], self.vocab) for which in (cycle.next, cycle.drafted))
+        self.embedding = NormalBits(1.0).table((len(ids), config.hidden_size), (seed, 2))
 
     def rows(self, spec: TensorSpec) -> Callable[[int, int], NDArray[Any]]:
         """rows(first, last) of a bf16 tensor."""
         match spec.role:
             case Role.EMBEDDING:
-                return lambda first, last: self.embedding()[first:last]
+                return lambda first, last: self.embedding()[self.place[first:last]]
             case Role.HEAD:
                 return self._head_rows
             case Role.MTP_INPUT:
@@ -153,6 +199,10 @@ class _RowMaker:
         bits = np.empty((last - first, self.hidden), np.uint16)
         bits[:, :half] = table[self.emits[first:last], :half]
         bits[:, half:] = table[self.drafts[first:last], half:]
+        nobody = self.emits[first:last] == NOBODY  # nor does anybody draft these
+        if nobody.any():
+            count = int(nobody.sum())
+            bits[nobody] = NormalBits(1.0).draw(count * self.hidden, (self.seed, 5, first)).reshape(count, -1)
         return to_bf16(from_bf16(bits) / np.float32(np.sqrt(self.hidden)))
 
     def _identity_rows(self, first: int, last: int) -> Bits:
@@ -176,6 +226,13 @@ class _RowMaker:
             case Role.TIME_BIAS:  # softplus(dt_bias) log-uniform on (0.001, 0.1): memories from a few tokens to many
                 values[:] = np.log(np.expm1(np.exp(rng.uniform(np.log(1e-3), np.log(1e-1), size))))
         return values
+
+
+def _inverse(targets: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """inverse[targets[i]] = i, NOBODY elsewhere; [size]."""
+    inverse = np.full(size, NOBODY)
+    inverse[targets] = np.arange(len(targets))
+    return inverse
 
 
 def _std(spec: TensorSpec) -> float:

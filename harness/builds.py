@@ -12,6 +12,8 @@ from .configfile import load, locate
 from .errors import ConfigError
 from .records import Record
 
+MODELS_OWN = "model"  # a draft_vocab: the file beside the checkpoint
+
 
 class Build(Record):
     """Everything needed to start an engine, or to find one that runs already.
@@ -65,6 +67,8 @@ def build_from_config(
         model = _absolute(model, folder, name)
     if config.python is not None:
         config = config.model_copy(update={"python": _interpreter(config.python, folder, name)})
+    if config.draft_vocab not in (None, MODELS_OWN):
+        config = config.model_copy(update={"draft_vocab": _path(str(config.draft_vocab), folder, name)})
     pythonpath = tuple(_path(entry, folder, name) for entry in config.pythonpath)
     return Build(name=name, config=config, model_source=model, pythonpath=pythonpath)
 

@@ -123,7 +123,8 @@ def synthetic_folder(source: ModelSource) -> Path:
         except OSError as error:
             raise ConfigError(f"cannot read the shape {shape}: {error}", "name tiny, 27b, or a config.json") from error
     fp8 = "-fp8" if source.fp8 else ""
-    return cache_folder("models", f"{name}-a{source.acceptance:g}{fp8}-v{__version__}")
+    emitted = "" if source.emitted is None else f"-e{source.emitted}"
+    return cache_folder("models", f"{name}-a{source.acceptance:g}{emitted}{fp8}-v{__version__}")
 
 
 def _make(source: ModelSource, path: Path, notify: Notify) -> None:
@@ -134,6 +135,7 @@ def _make(source: ModelSource, path: Path, notify: Notify) -> None:
     command = [sys.executable, "-m", "kernarc.cli", "model", "synth", "--shape", str(source.synth)]
     command += ["--acceptance", str(source.acceptance), "--out", str(unfinished)]
     command += ["--fp8"] if source.fp8 else []
+    command += [] if source.emitted is None else ["--emitted", str(source.emitted)]
     notify(f"making the structured checkpoint {path} (once)")
     try:
         _run_and_tell(command, unfinished, notify)

@@ -19,6 +19,7 @@ class ModelSource(ConfigModel):
     path: str | None = None  # a directory, or the name of a shipped one
     synth: str | None = None  # tiny, 27b, or a path to a config.json
     acceptance: Annotated[float, Field(ge=0, le=1)] = 0.87
+    emitted: Annotated[int, Field(ge=2)] | None = None  # how many tokens its output keeps to; None: the vocabulary
     fp8: bool = False
 
     @model_validator(mode="after")
@@ -37,6 +38,7 @@ class BuildConfig(ConfigModel):
     description: str = ""
     model: ModelSource | None = None  # None: the one the bench or gate names
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] | None = None
+    draft_vocab: str | None = None  # kernarc only: file of the tokens to draft; "model": draft_vocab.json beside it
     device: Literal["auto", "cpu", "cuda"] = "auto"
     python: str | None = None  # interpreter that starts the engine; None: the engine's own
     pythonpath: tuple[str, ...] = ()  # put before everything else
@@ -61,6 +63,8 @@ class BuildConfig(ConfigModel):
             raise ValueError("'url' belongs to engine 'endpoint', which needs it")
         if self.engine == "endpoint" and (self.extra_args or self.environment or self.python or self.pythonpath):
             raise ValueError("an endpoint is not started by us: extra_args, environment, python, pythonpath do nothing")
+        if self.draft_vocab is not None and self.engine != "kernarc":
+            raise ValueError("'draft_vocab' belongs to engine 'kernarc'")
         if self.api == "chat" and self.tokenizer is None:
             raise ValueError("'api: chat' belongs to engine 'endpoint' and needs a 'tokenizer', to make text for it")
         return self

@@ -97,6 +97,8 @@ class BuildRecord(Record):
     model: str
     model_sha256: str | None
     num_speculative_tokens: int | None
+    draft_vocab_size: int | None = None  # tokens that may be drafted, of vocab_size; None: all of them
+    vocab_size: int | None = None  # known where draft_vocab_size is
     git_commit: str | None = None
     git_dirty: bool | None = None
 

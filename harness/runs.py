@@ -9,6 +9,7 @@ from pathlib import Path
 from .builds import Build
 from .checkpoints import Checkpoint, ensure_checkpoint
 from .engines.endpoint import connect
+from .engines.kernarc import draft_vocab_size
 from .engines.registry import engine_of
 from .environment import git_state, read_environment
 from .errors import ConfigError, KernarcError, RecordError
@@ -216,6 +217,7 @@ class Run:
         commit, dirty = build.git_commit, build.git_dirty
         if commit is None and build.engine == "kernarc":
             commit, dirty = git_state(Path(__file__).parent)
+        drafted = None if checkpoint is None else draft_vocab_size(build, checkpoint.path)
         return BuildRecord(
             name=build.name,
             engine=build.engine,
@@ -224,6 +226,8 @@ class Run:
             model=str(checkpoint.path) if checkpoint else build.config.served_model or build.config.url or "",
             model_sha256=checkpoint.sha256() if checkpoint else None,
             num_speculative_tokens=build.num_speculative_tokens,
+            draft_vocab_size=drafted,
+            vocab_size=None if drafted is None or checkpoint is None else checkpoint.vocab_size,
             git_commit=commit,
             git_dirty=dirty,
         )

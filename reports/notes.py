@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..harness.records import BuildRecord, Environment
 from . import format as fmt
 from .saved import CheckState, SavedRun
-from .table_files import table_notes
+from .table_files import draft_head, table_notes
 from .tables import SpeedTable
 
 
@@ -60,6 +60,8 @@ def _model(build: BuildRecord) -> str:
         drafts = "no drafts"
     else:
         drafts = f"{build.num_speculative_tokens} draft tokens a step"
+    if build.draft_vocab_size is not None:
+        drafts += f", {draft_head(build)}"
     return f"{fmt.model_name(build.model)}{sha}, {drafts}"
 
 

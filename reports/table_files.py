@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..harness.records import BuildRecord
 from . import format as fmt
 from .speed_ups import SpeedUp
 from .tables import Column, SpeedCell, SpeedTable
@@ -101,6 +102,11 @@ def table_notes(table: SpeedTable) -> list[str]:
         )
     if any(speed_up.is_derived for speed_up in shown):
         notes.append("derived: a ratio of medians from different sessions, not a measurement, so it has no interval.")
+    notes += [
+        f"{column.label}: {draft_head(column.build)}; verification reads all of them, so the output is the same."
+        for column in table.columns
+        if column.build.draft_vocab_size is not None
+    ]
     reasons = dict.fromkeys(speed_up.reason for speed_up in table.speed_ups.values() if speed_up.reason)
     notes += [f"No speed-up: {reason}." for reason in reasons]
     if any(s.launches == 1 for s in table.speed_ups.values() if s.ratio is not None and not s.is_derived):
@@ -109,6 +115,11 @@ def table_notes(table: SpeedTable) -> list[str]:
         over = ", ".join(fmt.count(depth) for depth in table.geometric_mean_depths)
         notes.append(f"Geometric mean over the depths at which every build has a speed: {over}.")
     return notes
+
+
+def draft_head(build: BuildRecord) -> str:
+    """What a build drafts from."""
+    return f"draft head over {fmt.count(build.draft_vocab_size or 0)} of {fmt.count(build.vocab_size or 0)} tokens"
 
 
 def _cells(table: SpeedTable) -> Iterator[SpeedCell]:

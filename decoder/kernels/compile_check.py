@@ -94,11 +94,11 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     sumsq, x = _empty(rows, width // 32, dtype=fp32), _empty(rows, width)
     embed.embed_rows(
         tokens, positions, embedding, Residual(residual, sumsq, x, gain), last_draft=_empty(1, dtype=int64),
-        launch=plain,
+        draft_ids=_empty(40960, dtype=int64), launch=plain,
     )  # fmt: skip
     embed.mtp_input(
         tokens, positions, embedding, _empty(32, width), gain, gain, 1e-6, _empty(rows, 2 * width), residual,
-        launch=ahead,
+        draft_ids=_empty(40960, dtype=int64), launch=ahead,
     )  # fmt: skip
     norm.rms_norm(residual, gain, 1e-6, _empty(rows, width), ring=_empty(32, width), positions=positions, launch=ahead)
     weights = gdn_prepare.GdnWeights(

@@ -12,10 +12,20 @@ GROUP = tl.constexpr(32)  # columns a sum of squares covers, as linear.Norm read
 SCALE = tl.constexpr(X_SCALE)
 
 
+@triton.jit
+def drafted_token(p_draft, p_draft_ids, HAS_IDS: tl.constexpr):
+    """The token of a row of the draft head."""
+    token = tl.load(p_draft).to(tl.int64)
+    if HAS_IDS:
+        token = tl.load(p_draft_ids + token)
+    return token
+
+
 @triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def embed_rows_kernel(
-    p_tokens, p_last_draft, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, p_next, rows,
-    D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    p_tokens, p_last_draft, p_draft_ids, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, p_next, rows,
+    D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, NEXT_SHARE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program r: the embedding of the token at LENGTH + r; the last draft is also put into the token ring."""
     row = tl.program_id(0)
@@ -26,7 +36,7 @@ def embed_rows_kernel(
     enter(PDL)
     slot = (tl.load(p_positions + LENGTH) + row) % RING
     if HAS_DRAFT and row == rows - 1:
-        token = tl.load(p_last_draft).to(tl.int64)
+        token = drafted_token(p_last_draft, p_draft_ids, HAS_IDS)
         tl.store(p_tokens + slot, token)
     else:
         token = tl.load(p_tokens + slot)
@@ -46,17 +56,20 @@ def embed_rows(
     residual: Residual,
     *,
     last_draft: torch.Tensor | None = None,
+    draft_ids: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> None:
     """residual = embedding of the R tokens at positions LENGTH …, as linear's RESIDUAL epilogue would have left it.
 
-    tokens int64 [32] by position; last_draft int64 [1] is the token of the last row, not yet in `tokens`.
+    tokens int64 [32] by position; last_draft int64 [1] is the token of the last row, not yet in `tokens`; with
+    draft_ids int64 [V'] it is the place of that token there.
     """
     rows, width = residual.stream.shape
     embed_rows_kernel[(rows + launch.extra_programs,)](
-        tokens, tokens if last_draft is None else last_draft, positions, embedding, residual.next_norm,
-        residual.stream, residual.sumsq, residual.x, rows=rows, D=width, BLOCK=triton.next_power_of_2(width),
-        HAS_DRAFT=last_draft is not None, num_warps=4, **launch.arguments(residual.x),
+        tokens, tokens if last_draft is None else last_draft, tokens if draft_ids is None else draft_ids, positions,
+        embedding, residual.next_norm, residual.stream, residual.sumsq, residual.x, rows=rows, D=width,
+        BLOCK=triton.next_power_of_2(width), HAS_DRAFT=last_draft is not None, HAS_IDS=draft_ids is not None,
+        num_warps=4, **launch.arguments(residual.x),
     )  # fmt: skip
 
 
@@ -71,8 +84,9 @@ def mtp_input_naive(
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def mtp_input_kernel(
-    p_tokens, p_draft, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, p_next, eps, rows,
-    DRAFT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    p_tokens, p_draft, p_draft_ids, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, p_next,
+    eps, rows, DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (r, half): half 0 embeds the following token, half 1 takes the hidden state; each is normed."""
     program = tl.program_id(0)
@@ -92,7 +106,7 @@ def mtp_input_kernel(
     if half == 0:
         slot = (position + 1) % RING
         if DRAFT > 0:
-            token = tl.load(p_draft).to(tl.int64)
+            token = drafted_token(p_draft, p_draft_ids, HAS_IDS)
             tl.store(p_tokens + slot, token)
         else:
             token = tl.load(p_tokens + slot)
@@ -117,18 +131,19 @@ def mtp_input(
     residual: torch.Tensor,
     *,
     draft: torch.Tensor | None = None,
+    draft_ids: torch.Tensor | None = None,
     draft_index: int = 0,
     launch: Launch = PLAIN,
 ) -> None:
     """out [R, 2D] for the MTP head's `fc`; residual fp32 [R, D], to which its product is added, is zeroed.
 
     draft_index 0: row r is position MTP_LENGTH + r with `hidden` [32, D] a ring of the target's final hidden states.
-    draft_index i ≥ 1: one row at position LENGTH + i − 1, `draft` int64 [1] the i-th draft and `hidden` [1, D] the
-    head's own last output.
+    draft_index i ≥ 1: one row at position LENGTH + i − 1, `draft` int64 [1] the i-th draft (its place in
+    draft_ids int64 [V'] where given) and `hidden` [1, D] the head's own last output.
     """
     rows, width = out.shape[0], out.shape[1] // 2
     mtp_input_kernel[(2 * rows + launch.extra_programs,)](
-        tokens, tokens if draft is None else draft, positions, embedding, hidden, norm_e, norm_h, out, residual,
-        eps=eps, rows=rows, DRAFT=draft_index, D=width, BLOCK=triton.next_power_of_2(width), num_warps=8,
-        **launch.arguments(out),
+        tokens, tokens if draft is None else draft, tokens if draft_ids is None else draft_ids, positions, embedding,
+        hidden, norm_e, norm_h, out, residual, eps=eps, rows=rows, DRAFT=draft_index, HAS_IDS=draft_ids is not None,
+        D=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **launch.arguments(out),
     )  # fmt: skip

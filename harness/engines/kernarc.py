@@ -1,10 +1,37 @@
 """The bundled decoder, started as a process like any other engine."""
 
+import json
 import sys
 from pathlib import Path
 
 from ... import __version__
+from ..builds import MODELS_OWN, Build
+from ..errors import ConfigError
 from .base import Engine
+
+DRAFT_VOCAB_FILE = "draft_vocab.json"
+
+
+def draft_vocab_path(build: Build, model: Path) -> Path | None:
+    """The file of the tokens that a build may draft; None: all of them."""
+    chosen = build.config.draft_vocab
+    if chosen is None:
+        return None
+    return model / DRAFT_VOCAB_FILE if chosen == MODELS_OWN else Path(chosen)
+
+
+def draft_vocab_size(build: Build, model: Path) -> int | None:
+    """How many tokens that file lists. Raises ConfigError where it cannot be read."""
+    path = draft_vocab_path(build, model)
+    if path is None:
+        return None
+    try:
+        return len(json.loads(path.read_text(encoding="utf-8"))["ids"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{build.name}: {path} is no draft vocabulary ({type(error).__name__})",
+            "write one with `kernarc-gate model draft-vocab`, or make a structured model with `emitted`",
+        ) from error
 
 
 class KernarcEngine(Engine):
@@ -18,6 +45,8 @@ class KernarcEngine(Engine):
         command += ["--max-context", str(self.max_context)]
         if config.num_speculative_tokens is not None:
             command += ["--num-speculative-tokens", str(config.num_speculative_tokens)]
+        if (path := draft_vocab_path(self.build, model)) is not None:
+            command += ["--draft-vocab", str(path)]
         return [*command, *config.extra_args]
 
     def version(self) -> str | None:

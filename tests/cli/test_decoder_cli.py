@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,10 @@ from typing import Any, Protocol
 import pytest
 from kernarc.cli import main
 from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
+from kernarc.harness.checkpoints import Checkpoint
 
 from ..decoder.live_server import small_tokenizer
+from ..reports.synthetic import SyntheticRun
 
 CYCLE = TokenCycle.make(2048, 0.87, 0)
 COMMAND = [sys.executable, "-m", "kernarc.cli"]
@@ -69,6 +72,32 @@ def test_synth(run: Run, tmp_path: Path, tiny: Path) -> None:
     done = run("model", "synth", "--shape", "tiny", "--out", str(tmp_path / "new"), "--json")
     assert json.loads(done.out)["path"] == str(tmp_path / "new")
     assert (tmp_path / "new" / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
+
+
+def test_a_draft_vocabulary_is_counted_over_the_model_s_own_outputs(run: Run, tmp_path: Path) -> None:
+    model, vocabulary = tmp_path / "model", tmp_path / "vocab.json"
+    run("model", "synth", "--shape", "tiny", "--emitted", "64", "--out", str(model))
+    recorded = SyntheticRun(depths=(128,), launches=1, requests_per_depth=2, tokens=32).write(tmp_path / "recorded")
+    arguments = ["model", "draft-vocab", str(model), "--from", str(recorded), "--size", "100", "--out", str(vocabulary)]
+    assert "no build of this run ran this checkpoint" in run(*arguments, code=2).errors
+    manifest = json.loads((recorded / "manifest.json").read_text())
+    manifest["builds"][1]["model_sha256"] = Checkpoint(model).sha256()
+    (recorded / "manifest.json").write_text(json.dumps(manifest))
+    streams = [json.loads(line) for line in (recorded / "streams.jsonl").read_text().strip().split("\n")]
+    own = [stream for stream in streams if stream["build"] == manifest["builds"][1]["name"]]
+    counts = Counter(token % 2048 for stream in own for event in stream["events"] for token in event["token_ids"])
+    for stream in streams:  # within this model's vocabulary
+        for event in stream["events"]:
+            event["token_ids"] = [token % 2048 for token in event["token_ids"]]
+    (recorded / "streams.jsonl").write_text("".join(json.dumps(stream) + "\n" for stream in streams))
+    facts = json.loads(run(*arguments, "--json").out)
+    assert facts["tokens"] == counts.total() == 2 * 32
+    assert (facts["seen"], facts["coverage"]) == (len(counts), 1.0)
+    ids = json.loads(vocabulary.read_text())["ids"]
+    assert ids[: len(counts)] == sorted(counts, key=lambda token: (-counts[token], token))
+    assert len(set(ids)) == 100
+    said = run("generate", str(model), "ids:5,6", "--max-tokens", "40", "--draft-vocab", str(vocabulary)).out
+    assert said == run("generate", str(model), "ids:5,6", "--max-tokens", "40").out
 
 
 class Served:

@@ -53,6 +53,41 @@ def test_the_wrong_fraction(acceptance: float, wrong: int) -> None:
     assert np.count_nonzero(cycle.drafted != cycle.next) == wrong
 
 
+def test_a_part_of_the_vocabulary_is_closed() -> None:
+    cycle = TokenCycle.make(1000, P, seed=5, emitted=100)
+    ids = set(map(int, cycle.emitted_ids))
+    assert len(ids) == 100
+    assert set(cycle.next) == set(cycle.drafted) == ids  # whatever precedes
+    inside = next(iter(ids))
+    assert {inside, *cycle.continuation(inside, 99)} == ids  # one cycle
+    assert np.count_nonzero((cycle.drafted != cycle.next)[sorted(ids)]) == 13
+    with pytest.raises(CheckpointError, match="1001 emitted tokens, expected 2 … 1000"):
+        TokenCycle.make(1000, P, seed=5, emitted=1001)
+
+
+def test_every_engine_keeps_to_the_emitted_tokens(tmp_path: Path) -> None:
+    write_structured_checkpoint("tiny", tmp_path / "some", acceptance=P, seed=2, emitted=256)
+    cycle = TokenCycle.of_checkpoint(tmp_path / "some", VOCAB)
+    ids = json.loads((tmp_path / "some" / "draft_vocab.json").read_text())["ids"]
+    assert ids == sorted(set(cycle.next))
+    model = Qwen3_5ForCausalLM.from_pretrained(tmp_path / "some", dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.arange(VOCAB)[None]).logits[0]
+    assert (logits.argmax(-1).numpy() == cycle.next).all()
+    top_two = logits.topk(2).values
+    assert float((top_two[:, 0] - top_two[:, 1]).min()) > 2
+    plain, reduced = (
+        list(
+            Decoder.load(tmp_path / "some", device="cpu", max_context=512, draft_vocab=path).generate(
+                [3, 900], max_tokens=200
+            )
+        )
+        for path in (None, tmp_path / "some" / "draft_vocab.json")
+    )
+    assert reduced == plain  # the same drafts were accepted: all of them are in the set
+    assert [token for step in plain for token in step.token_ids] == cycle.continuation(900, 200)
+
+
 def test_transformers_follows_the_cycle(tiny: Path) -> None:
     model = Qwen3_5ForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     cycle = TokenCycle.make(VOCAB, P, seed=0)
@@ -122,7 +157,7 @@ def test_the_same_seed_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
 def test_27b_by_its_headers() -> None:
     """Shapes and bytes against the published checkpoint's: nothing is made, nothing is written."""
     config = ModelConfig.from_dict(NAMED_SHAPES["27b"])
-    cycle = TokenCycle(np.arange(248320), np.arange(248320))
+    cycle = TokenCycle(*(np.arange(248320) for _ in range(3)))
     tensors = {tensor.name: tensor for tensor in structured_tensors(config, cycle, seed=0, fp8=True)}
     assert tensors["model.layers.0.linear_attn.in_proj_qkv.weight"].shape == (10240, 5120)
     assert tensors["model.layers.63.self_attn.q_proj.weight"].shape == (12288, 5120)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from kernarc.harness.builds import resolve_build, resolve_builds
 from kernarc.harness.config import ModelSource
+from kernarc.harness.engines.kernarc import draft_vocab_size
+from kernarc.harness.engines.registry import engine_of
 from kernarc.harness.errors import ConfigError
 
 
@@ -25,6 +27,26 @@ def test_a_file_s_own_model_wins_and_its_paths_start_at_the_file(tmp_path: Path)
     assert build.name == "mine"
     assert build.model_source == ModelSource(path=str(tmp_path.parent / "m"))
     assert build.pythonpath == (str(tmp_path / "code"),)
+
+
+def test_a_draft_vocabulary_is_passed_on_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("engine: kernarc\nnum_speculative_tokens: 3\ndraft_vocab: v.json\n")
+    (tmp_path / "v.json").write_text('{"ids": [4, 5, 9]}')
+    build = resolve_build(str(path), ModelSource(path=str(tmp_path)))
+    command = engine_of(build, 100).command(tmp_path, 8000)
+    assert command[command.index("--draft-vocab") + 1] == str(tmp_path / "v.json")
+    assert draft_vocab_size(build, tmp_path) == 3
+    own = resolve_build("kernarc-draft-vocab")
+    (tmp_path / "draft_vocab.json").write_text('{"ids": [4, 5]}')
+    assert draft_vocab_size(own, tmp_path) == 2
+    assert str(tmp_path / "draft_vocab.json") in engine_of(own, 100).command(tmp_path, 8000)
+    assert draft_vocab_size(resolve_build("kernarc"), tmp_path) is None
+    with pytest.raises(ConfigError, match="is no draft vocabulary"):
+        draft_vocab_size(own, tmp_path / "elsewhere")
+    path.write_text("engine: vllm\ndraft_vocab: v.json\n")
+    with pytest.raises(ConfigError, match="belongs to engine 'kernarc'"):
+        resolve_build(str(path))
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,16 @@ def test_notes_come_from_the_manifest(published: Path) -> None:
         assert fact in page, fact
 
 
+def test_a_reduced_draft_head_is_stated_below_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", launches=1, requests_per_depth=1, depths=(128,), tokens=16)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["builds"][1] |= {"draft_vocab_size": 40960, "vocab_size": 248320}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    render_run([run], tmp_path / "out")
+    for name in ("table.md", "index.html"):
+        assert "draft head over 40,960 of 248,320 tokens" in (tmp_path / "out" / name).read_text(), name
+
+
 def test_a_step_breakdown_is_drawn_where_the_run_has_one(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", launches=1, requests_per_depth=2, depths=(128,), tokens=16)
     render_run([run], tmp_path / "without")

@@ -7,6 +7,7 @@ import torch
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.cuda_session import CudaSession
 from kernarc.decoder.cuda_weights import load_cuda_weights
+from kernarc.decoder.draft_vocabulary import DraftVocabulary
 from kernarc.decoder.kernels.products import CudaProducts, PlainProducts, Products
 from kernarc.decoder.weights import Checkpoint
 
@@ -44,11 +45,18 @@ def bf16_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoin
 
 
 def session(
-    path: Path, device: str, *, piece_rows: int = 64, graphs: bool = False, max_context: int = 600
+    path: Path,
+    device: str,
+    *,
+    piece_rows: int = 64,
+    graphs: bool = False,
+    max_context: int = 600,
+    drafted: list[int] | None = None,
 ) -> CudaSession:
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     config = ModelConfig.from_directory(path)
-    weights = load_cuda_weights(Checkpoint(path, config), config, where, with_mtp=True)
+    vocabulary = None if drafted is None else DraftVocabulary(tuple(drafted), "test")
+    weights = load_cuda_weights(Checkpoint(path, config), config, where, with_mtp=True, draft_vocabulary=vocabulary)
     products: Products = CudaProducts(weights.linears(), where) if device == "cuda" else PlainProducts()
     return CudaSession(
         config, weights, products, max_context=max_context, device=where, graphs=graphs, piece_rows=piece_rows,
@@ -96,6 +104,15 @@ def test_changing_draft_lengths_leave_the_ids_alone(checkpoint: RandomCheckpoint
     ids, _ = decode(running, pattern)
     alone, _ = decode(running, [0] * (len(ids) - 1))
     assert ids == alone
+
+
+def test_a_reduced_draft_vocabulary_leaves_the_ids_alone(checkpoint: RandomCheckpoint, device: str) -> None:
+    whole, _ = decode(session(checkpoint.path, device), [2] * STEPS)
+    running = session(checkpoint.path, device, drafted=list(range(0, 207, 2)))
+    ids, _ = decode(running, [2] * STEPS)
+    shared = min(len(ids), len(whole))
+    assert ids[:shared] == whole[:shared]
+    assert running.weights.draft_head.n == 112  # 104 even ids, filled up to whole units of 16 rows
 
 
 def test_bf16_weights_and_small_prefill_pieces(bf16_checkpoint: RandomCheckpoint, device: str) -> None:

@@ -50,14 +50,16 @@ def test_rms_norm_picks_the_newest_pending_row(device: str) -> None:
     assert torch.equal(out, rms_norm_naive(x[2:3], weight, EPS))
 
 
-def test_embed_rows_reads_the_ring_and_takes_the_last_draft(device: str) -> None:
+@pytest.mark.parametrize("reduced", [False, True])
+def test_embed_rows_reads_the_ring_and_takes_the_last_draft(reduced: bool, device: str) -> None:
     embedding = torch.randn(50, 96, dtype=HALF, device=device)
     tokens = torch.arange(32, device=device)
     nan = {"fill_value": float("nan"), "device": device}
     weight = torch.randn(96, dtype=HALF, device=device)
     residual = Residual(torch.full((4, 96), **nan), torch.full((4, 3), **nan), torch.full((4, 96), **nan), weight)
-    last = torch.tensor([44], device=device)
-    embed_rows(tokens, positions(30, 0, 0, device), embedding, residual, last_draft=last)
+    last = torch.tensor([3 if reduced else 44], device=device)
+    ids = torch.tensor([7, 9, 20, 44], device=device) if reduced else None
+    embed_rows(tokens, positions(30, 0, 0, device), embedding, residual, last_draft=last, draft_ids=ids)
     expected = embedding[[30, 31, 0, 44]].float()
     assert torch.equal(residual.stream, expected)
     torch.testing.assert_close(residual.sumsq, expected.view(4, 3, 32).square().sum(-1))
@@ -78,7 +80,8 @@ def test_mtp_input_reads_true_hidden_states(rows: int, device: str) -> None:
     close(out, mtp_input_naive(embedding[(slots + 1) % 32], hidden[slots], norm_e, norm_h, EPS))
 
 
-def test_mtp_recursion_embeds_the_draft_and_records_it(device: str) -> None:
+@pytest.mark.parametrize("reduced", [False, True])
+def test_mtp_recursion_embeds_the_draft_and_records_it(reduced: bool, device: str) -> None:
     embedding = torch.randn(50, 96, dtype=HALF, device=device)
     hidden = torch.randn(1, 96, dtype=HALF, device=device)
     norm_e, norm_h = (torch.randn(96, dtype=HALF, device=device) for _ in range(2))
@@ -86,7 +89,11 @@ def test_mtp_recursion_embeds_the_draft_and_records_it(device: str) -> None:
     out, residual = (torch.full((1, size), float("nan"), dtype=kind, device=device) for size, kind in SIZES)
     draft = torch.tensor([41], device=device)
     args = (tokens, positions(30, 0, 28, device), embedding, hidden, norm_e, norm_h, EPS, out, residual)
-    mtp_input(*args, draft=draft, draft_index=2)
+    if reduced:
+        ids = torch.tensor([7, 41, 44], device=device)
+        mtp_input(*args, draft=torch.tensor([1], device=device), draft_ids=ids, draft_index=2)
+    else:
+        mtp_input(*args, draft=draft, draft_index=2)
     close(out, mtp_input_naive(embedding[draft], hidden, norm_e, norm_h, EPS))
     assert tokens[0] == 41  # the second draft stands at 30 + 2
 
