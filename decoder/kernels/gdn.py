@@ -1,0 +1,157 @@
+"""A Gated DeltaNet layer between its two projections in one kernel: the launcher of gdn.cu and its plain twin.
+
+The state is committed lazily: a step folds in the rows that the step before it kept, from their stored keys, values
+and gates, writes the state once, and runs its own rows without writing it (MODEL section 3).
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .gdn_prepare import GdnCache, GdnWeights, conv_naive, gates_naive
+from .gdn_verify import delta_rule_naive, gated_norm_naive
+from .launch import LENGTH, MAX_ROWS, RING, STATE_LENGTH
+from .linear import X_SCALE
+from .nvrtc import CudaKernel, kernel
+
+SOURCE = Path(__file__).with_name("gdn.cu")
+CTA_COLUMNS = 64  # of a head's state on sm_90; the CTAs of a head form a cluster
+
+
+def gdn_step_naive(
+    rows: Tensor,
+    x: Tensor,
+    sumsq: Tensor,
+    weights: GdnWeights,
+    cache: GdnCache,
+    eps: float,
+    positions: Tensor,
+    out: Tensor,
+) -> None:
+    """Twin of gdn_step. Products of 16 padded rows, all else row by row, so that a row ignores its company."""
+    heads, key_dim, value_dim = cache.state.shape
+    key_heads, group = cache.k.shape[1], heads // cache.k.shape[1]
+    channels, taps = weights.conv.shape
+    num_rows, start, length = len(rows), int(positions[STATE_LENGTH.value]), int(positions[LENGTH.value])
+    normed = torch.zeros(MAX_ROWS, x.shape[1], device=x.device)
+    normed[:num_rows] = x.float() / X_SCALE * torch.rsqrt(sumsq.sum(1, keepdim=True) / x.shape[1] + eps)
+    decay, beta = gates_naive(normed, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias)
+    slots = torch.arange(length, length + num_rows, device=x.device) % RING.value
+    history = torch.zeros(taps - 1, channels, dtype=rows.dtype, device=x.device)
+    for back in range(1, min(taps - 1, length) + 1):
+        history[-back] = cache.raw[(length - back) % RING.value]
+    mixed = conv_naive(history, rows[:, :channels], weights.conv).float()
+    q, k, v = mixed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
+    q, k = (
+        wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
+        for wide in (part.reshape(num_rows, key_heads, key_dim) for part in (q, k))
+    )
+    cache.raw[slots], cache.k[slots], cache.v[slots] = rows[:, :channels], k, v.view(num_rows, heads, value_dim)
+    cache.decay[slots], cache.beta[slots] = decay[:num_rows], beta[:num_rows]
+
+    def walk(first: int, count: int, state: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+        ring = torch.arange(first, first + count, device=x.device) % RING.value
+        keys = cache.k[ring].repeat_interleave(group, 1)
+        return delta_rule_naive(queries, keys, cache.v[ring], cache.decay[ring], cache.beta[ring], state)
+
+    queries = (q * key_dim**-0.5).repeat_interleave(group, 1)
+    if length > start:
+        unasked = queries.new_zeros(length - start, heads, key_dim)
+        cache.state.copy_(walk(start, length - start, cache.state, unasked)[1])
+    o, _ = walk(length, num_rows, cache.state, queries)
+    z = rows[:, channels:].reshape(num_rows, heads, value_dim).float()
+    out.copy_(gated_norm_naive(o, z, weights.norm, eps).flatten(1))
+
+
+class _Arguments(ctypes.Structure):
+    """As gdn.cu's."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "rows", "x", "sumsq", "w_b", "w_a", "a_log", "dt_bias", "conv", "norm", "state", "raw", "k", "v", "decay",
+            "beta", "positions", "out",
+        )),
+        ("eps", ctypes.c_float),
+        ("q_scale", ctypes.c_float),
+    ]  # fmt: skip
+
+
+def gdn_step(
+    rows: Tensor,
+    x: Tensor,
+    sumsq: Tensor,
+    weights: GdnWeights,
+    cache: GdnCache,
+    eps: float,
+    positions: Tensor,
+    out: Tensor,
+    *,
+    overlap: bool = False,
+) -> None:
+    """rows fp16 [R ≤ 16, C + H·V]: q ‖ k ‖ v before the convolution, then z → out fp16 [R, H·V].
+
+    x fp16 [R, D] and sumsq [R, D/32]: what the rows were projected from, as linear.Norm describes them. Tokens
+    STATE_LENGTH … LENGTH − 1 are folded into the cache's state; the new rows fill its rings from position LENGTH on.
+    overlap: start while the previous kernel ends (sm_90). On a CPU the twin runs.
+    """
+    if not rows.is_cuda:
+        gdn_step_naive(rows, x, sumsq, weights, cache, eps, positions, out)
+        return
+    arch = _arch(rows.device)
+    columns = CTA_COLUMNS if arch >= 90 else cache.state.shape[2]  # clusters came with sm_90
+    made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
+    arguments = arguments_of(rows, x, sumsq, weights, cache, eps, positions, out)
+    ctas, threads = made["H"] * made["SPLIT"], made["V"] // made["SPLIT"] * 4
+    stream = torch.cuda.current_stream(rows.device).cuda_stream
+    _kernel(tuple(sorted(made.items())), arch).launch(ctas, threads, arguments, stream, overlap=overlap and arch >= 90)
+
+
+def definitions(
+    num_rows: int, stride: int, width: int, weights: GdnWeights, cache: GdnCache, columns: int
+) -> dict[str, int]:
+    """The compile-time constants of gdn.cu, a CTA holding at most `columns` columns of a head's state."""
+    heads, key_dim, value_dim = cache.state.shape
+    return {
+        "M": num_rows,
+        "H": heads,
+        "KEY_HEADS": cache.k.shape[1],
+        "K": key_dim,
+        "V": value_dim,
+        "SPLIT": -(-value_dim // columns),
+        "D": width,
+        "TAPS": weights.conv.shape[1],
+        "STRIDE": stride,
+        "GATES_EARLY": 0,
+    }
+
+
+def arguments_of(
+    rows: Tensor,
+    x: Tensor,
+    sumsq: Tensor,
+    weights: GdnWeights,
+    cache: GdnCache,
+    eps: float,
+    positions: Tensor,
+    out: Tensor,
+) -> ctypes.Structure:
+    """What the kernel is called with; the tensors must outlive it."""
+    tensors = (
+        rows, x, sumsq, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias, weights.conv, weights.norm,
+        cache.state, cache.raw, cache.k, cache.v, cache.decay, cache.beta, positions, out,
+    )  # fmt: skip
+    return _Arguments(*(tensor.data_ptr() for tensor in tensors), eps, cache.state.shape[1] ** -0.5)
+
+
+@cache
+def _arch(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+@cache
+def _kernel(made: tuple[tuple[str, int], ...], arch: int) -> CudaKernel:
+    return kernel(SOURCE, "gdn", arch, 0, made)

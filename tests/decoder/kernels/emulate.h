@@ -1,0 +1,162 @@
+// Runs a CUDA kernel's source on a CPU: every thread of a cluster is a fiber, barriers and shuffles are where fibers change.
+// Included before the kernel, which leaves out its own machine instructions when EMULATED is defined.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef long long i64;
+struct float4 { float x, y, z, w; };
+struct uint2 { u32 x, y; };
+struct uint4 { u32 x, y, z, w; };
+struct Index { int x; };
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+
+#define __device__ static
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+
+struct Barrier { int arrived = 0, generation = 0; };
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    int thread, block;  // block within the cluster
+    int cluster_generation;
+    bool done;
+};
+static std::vector<Fiber> fibers;
+static std::vector<Barrier> warp_barriers, block_barriers;
+static Barrier cluster_barrier;
+static std::vector<std::vector<char>> block_memory;
+static std::vector<float> exchange;  // a slot a thread
+static ucontext_t scheduler;
+static Fiber* self;
+static Index threadIdx, blockIdx;
+static int first_block, block_threads;
+
+#define BLOCK_SHARED(type, name) type& name = *(type*)block_memory[self->block].data()
+
+static void pause_fiber() { swapcontext(&self->context, &scheduler); }
+static void arrive(Barrier& b, int members) {
+    if (++b.arrived == members) b.arrived = 0, ++b.generation;
+}
+static void wait_past(Barrier& b, int generation) {
+    while (b.generation == generation) pause_fiber();
+}
+static void meet(Barrier& b, int members) {
+    int generation = b.generation;
+    arrive(b, members);
+    wait_past(b, generation);
+}
+static int slot_of(int lane) { return self->block * block_threads + threadIdx.x / 32 * 32 + lane; }
+static void sync_warp() { meet(warp_barriers[slot_of(0) / 32], 32); }
+static void sync_block() { meet(block_barriers[self->block], block_threads); }
+static float shuffle(float v, int lane) {
+    exchange[slot_of(threadIdx.x % 32)] = v;
+    sync_warp();
+    float other = exchange[slot_of(lane)];
+    sync_warp();
+    return other;
+}
+static float shuffle_xor(float v, int mask) { return shuffle(v, threadIdx.x % 32 ^ mask); }
+static void cluster_arrive() {
+    self->cluster_generation = cluster_barrier.generation;
+    arrive(cluster_barrier, fibers.size());
+}
+static void cluster_wait() { wait_past(cluster_barrier, self->cluster_generation); }
+static void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+static void store_in(float* own, int cta, float v) {
+    size_t offset = (char*)own - block_memory[self->block].data();
+    *(float*)(block_memory[cta].data() + offset) = v;
+}
+
+static float mul(float a, float b) { return a * b; }
+static float add(float a, float b) { return a + b; }
+static float fma(float a, float b, float c) { return std::fmaf(a, b, c); }
+static float exp_of(float x) { return std::exp(x); }
+static float ratio(float a, float b) { return a / b; }
+static float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+static float from_bf16(u32 bits) {
+    bits <<= 16;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+static float from_half(u32 bits) {
+    u16 low = bits;
+    _Float16 h;
+    std::memcpy(&h, &low, 2);
+    return h;
+}
+static u32 to_half(float v) {
+    v = v > 65504.f ? 65504.f : (v < -65504.f ? -65504.f : v);
+    _Float16 h = v;
+    u16 bits;
+    std::memcpy(&bits, &h, 2);
+    return bits;
+}
+template <class Out, class In> static Out read(const In* p) {
+    Out v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+static float4 load4(const float* p) { return read<float4>(p); }
+static float load1(const float* p) { return *p; }
+static int load1(const int* p) { return *p; }
+static u16 load_half(const u16* p) { return *p; }
+static uint2 load_halves4(const u16* p) { return read<uint2>(p); }
+static uint4 load_halves8(const u16* p) { return read<uint4>(p); }
+static void ask_l2(const void*) {}
+static void let_next_start() {}
+static void wait_for_previous() {}
+
+// Run `entry` as `clusters` clusters of `blocks` CTAs of `threads` threads, one cluster after the other; shared memory
+// starts as NaN. Round robin from a moving start, so that no order of threads is the only one tried.
+static void run_clusters(void (*entry)(), int clusters, int blocks, int threads, size_t shared_bytes) {
+    block_threads = threads;
+    for (int cluster = 0; cluster < clusters; ++cluster) {
+        first_block = cluster * blocks;
+        cluster_barrier = {};
+        warp_barriers.assign(blocks * threads / 32, {});
+        block_barriers.assign(blocks, {});
+        block_memory.assign(blocks, std::vector<char>(shared_bytes, (char)0xff));
+        exchange.assign(blocks * threads, NAN);
+        fibers.clear();
+        fibers.resize(blocks * threads);
+        for (int i = 0; i < blocks * threads; ++i) {
+            Fiber& f = fibers[i];
+            f.thread = i % threads, f.block = i / threads, f.done = false;
+            f.stack.resize(64 << 10);
+            getcontext(&f.context);
+            f.context.uc_stack.ss_sp = f.stack.data();
+            f.context.uc_stack.ss_size = f.stack.size();
+            f.context.uc_link = &scheduler;
+            makecontext(&f.context, entry, 0);
+        }
+        int left = fibers.size();
+        for (size_t turn = 0; left > 0; ++turn) {
+            for (size_t i = 0; i < fibers.size(); ++i) {
+                Fiber& f = fibers[(i + turn * 7) % fibers.size()];
+                if (f.done) continue;
+                self = &f;
+                threadIdx.x = f.thread;
+                blockIdx.x = first_block + f.block;
+                swapcontext(&scheduler, &f.context);
+                left -= f.done;
+            }
+        }
+    }
+}
