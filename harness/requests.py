@@ -48,7 +48,10 @@ class RandomIds:
 
 
 class LibraryText:
-    """The Python standard library's own sources through a tokenizer, read from a different place for every key."""
+    """The Python standard library's own sources through a tokenizer, read from a different place for every key.
+
+    Where a heldout.json lies beside the tokenizer, only the files that it lists: text that the model never saw.
+    """
 
     def __init__(self, tokenizer_json: Path, library: Path | None = None, corpus_tokens: int = CORPUS_TOKENS) -> None:
         from tokenizers import Tokenizer
@@ -57,16 +60,22 @@ class LibraryText:
         folder = library or Path(sysconfig.get_paths()["stdlib"])
         digest = hashlib.sha256(tokenizer_json.read_bytes())
         ids: list[int] = []
-        for path in _sources(folder):
+        held_out = tokenizer_json.with_name("heldout.json")
+        unseen = held_out.is_file()
+        for path in _held_out_sources(held_out, folder) if unseen else _sources(folder):
             text = path.read_text(encoding="utf-8", errors="replace")
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + text.encode() + b"\0")
             ids.extend(tokenizer.encode(text, add_special_tokens=False).ids)
             if len(ids) >= corpus_tokens:
                 break
         if len(ids) < 2 * BLOCK_TOKENS:
-            raise ConfigError(f"{folder} holds no Python sources to make prompts of")
+            listed = f" that {held_out} lists" if unseen else ""
+            raise ConfigError(
+                f"{folder} holds no Python sources{listed} to make prompts of",
+                "run under a Python whose standard library comes as source files",
+            )
         self._corpus = np.array(ids, dtype=np.int64)
-        self.description = "Python standard library text"
+        self.description = f"{'held-out ' if unseen else ''}Python standard library text"
         self.sha256 = digest.hexdigest()
 
     def ids(self, key: str, length: int) -> NDArray[np.int64]:
@@ -166,3 +175,15 @@ def request_sha256(prompt_ids: Sequence[int], max_tokens: int) -> str:
 def _sources(folder: Path) -> list[Path]:
     paths = (path for path in folder.rglob("*.py") if not LEFT_OUT & set(path.relative_to(folder).parts))
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _held_out_sources(held_out: Path, folder: Path) -> list[Path]:
+    """The files that heldout.json lists, as far as this Python has them."""
+    try:
+        listed = [Path(entry["path"]) for entry in json.loads(held_out.read_text(encoding="utf-8"))["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{held_out} is no list of held-out files: {error!r}",
+            'it should hold {"files": [{"path": ...}, ...]}, as training writes it',
+        ) from error
+    return [folder / path for path in listed if (folder / path).is_file()]

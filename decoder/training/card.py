@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from json import dumps, loads
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 INTRODUCTION = (
     "A `qwen3_5_text` model of {millions:.2f} million parameters that writes Python: three Gated DeltaNet layers "
@@ -15,8 +15,13 @@ INTRODUCTION = (
 RECIPE = (
     "Trained on {date} for {seconds:.0f} s on one {device} (torch {torch}): {steps} steps of {tokens_per_step} "
     "tokens, {millions:.0f} million in all, {lengths}. Muon for the matrices, AdamW for the rest, peak learning "
-    "rate {peak_learning_rate}, flat to 30 %, then linear to zero; seed {seed}. The drafts learn the main model's "
+    "rate {peak_learning_rate}, flat to 30 %, then falling; seed {seed}. The drafts learn the main model's "
     "own distribution, each later draft from the hidden state of the one before it."
+)
+UNLOOP = (
+    "Then {steps} steps in {seconds:.0f} s, each on as much text again and on the model's own greedy continuations of "
+    "training text ({lengths} tokens), where the tokens that carry on a loop are made unlikely and the drafts learn "
+    "too; learning rate {learning_rate}, falling to zero."
 )
 DATA = (
     "{library:.1f} MB of the standard library's sources (Python {versions}, PSF-2.0; {share:.0%} of the "
@@ -41,6 +46,7 @@ class TrainingFacts(TypedDict):
     tokens_per_step: int
     sequence_lengths: dict[str, float]
     parameters: int
+    unloop: NotRequired[dict[str, Any]]
     data: dict[str, Any]
     history: list[dict[str, float]]
     scores: dict[str, Any]
@@ -65,6 +71,22 @@ def add_scores(folder: Path, scores: dict[str, Any]) -> None:
     write_facts(facts, folder)
 
 
+def add_stage(folder: Path, unloop: dict[str, Any], scores: dict[str, Any]) -> None:
+    """Tells of a run of unloop.py, and what it scored, in training.json and the card."""
+    facts = read_facts(folder)
+    facts["unloop"] = unloop
+    facts["scores"] |= scores
+    write_facts(facts, folder)
+
+
+def _recipe(facts: TrainingFacts) -> list[str]:
+    lengths = ", ".join(f"{share:.0%} of steps at {n} tokens" for n, share in facts["sequence_lengths"].items())
+    paragraphs = [RECIPE.format(**facts, millions=facts["tokens"] / 1e6, lengths=lengths)]
+    if unloop := facts.get("unloop"):
+        paragraphs.append(UNLOOP.format(**unloop, lengths=", ".join(dict.fromkeys(unloop["rollouts"]))))
+    return [*paragraphs, f"    {facts['command']}"]
+
+
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows)]
 
@@ -76,7 +98,6 @@ def _shown(value: object) -> str:
 def render(facts: TrainingFacts, name: str) -> str:
     """The card's Markdown."""
     data = facts["data"]
-    lengths = ", ".join(f"{share:.0%} of steps at {n} tokens" for n, share in facts["sequence_lengths"].items())
     packages = sorted(data["packages"], key=lambda row: (-row["bytes"], row["name"]))
     package_rows: list[tuple[str, ...]] = [
         (f"{p['name']} {p['version']}", p["licence"], f"{p['bytes'] / 1e6:.2f}") for p in packages
@@ -97,8 +118,7 @@ def render(facts: TrainingFacts, name: str) -> str:
         "`python -m kernarc.decoder.training.agreement MODEL`.",
         "\n".join(_table(("measure", "value"), [(k, _shown(v)) for k, v in facts["scores"].items()])),
         "## Recipe",
-        RECIPE.format(**facts, millions=facts["tokens"] / 1e6, lengths=lengths),
-        f"    {facts['command']}",
+        *_recipe(facts),
         "## Data",
         data_line,
         "\n".join(_table(("package", "licence in its metadata", "MB"), package_rows)),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
 import re
 import sys
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from json import dumps, loads
@@ -220,9 +222,17 @@ def write_shards(documents: list[Document], folder: Path, prefix: str, shards: i
     """Writes documents as xz-compressed JSON lines, cut into `shards` files of consecutive documents."""
     folder.mkdir(parents=True, exist_ok=True)
     per_shard = -(-len(documents) // shards)
-    for index in range(shards):
-        lines = "\n".join(dumps(asdict(d)) for d in documents[index * per_shard : (index + 1) * per_shard])
-        (folder / f"{prefix}-{index:02d}.jsonl.xz").write_bytes(lzma.compress(lines.encode(), preset=9))
+    jobs = [
+        (folder / f"{prefix}-{index:02d}.jsonl.xz", documents[index * per_shard : (index + 1) * per_shard])
+        for index in range(shards)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # lzma works without the interpreter's lock
+        list(pool.map(_write_shard, jobs))
+
+
+def _write_shard(job: tuple[Path, list[Document]]) -> None:
+    path, documents = job
+    path.write_bytes(lzma.compress("\n".join(dumps(asdict(d)) for d in documents).encode(), preset=9))
 
 
 def read_shard(path: Path) -> list[Document]:

@@ -29,8 +29,12 @@ class Tokens:
     @classmethod
     def of(cls, shape: Shape, sequences: int, length: int, device: torch.device | str, start: int = 0) -> Tokens:
         """`sequences` sequences of positions start … start + length - 1."""
-        position = torch.arange(start, start + length, device=device).repeat(sequences)
-        exponent = torch.arange(0, shape.rotary_dim, 2, device=device, dtype=torch.float32) / shape.rotary_dim
+        return cls.at(shape, sequences, torch.arange(start, start + length, device=device).repeat(sequences))
+
+    @classmethod
+    def at(cls, shape: Shape, sequences: int, position: Tensor) -> Tokens:
+        """Flat tokens of `sequences` sequences at these positions [N]."""
+        exponent = torch.arange(0, shape.rotary_dim, 2, device=position.device, dtype=torch.float32) / shape.rotary_dim
         angle = position[:, None].float() * shape.rope_theta**-exponent
         return cls(sequences, position, angle.cos(), angle.sin())
 
@@ -240,13 +244,18 @@ class Layer(nn.Module):
         if hasattr(self, "self_attn"):
             q, gate, k, v = self.project(x, tokens, kernels)
             return self.finish_attention(x, causal_attention(q, k, v, tokens.sequences), gate, kernels)
+        return self.recur(x, tokens, kernels)[0]
+
+    def recur(self, x: Tensor, tokens: Tokens, kernels: Kernels) -> tuple[Tensor, ChunkTerms, Tensor, Tensor]:
+        """A Gated DeltaNet layer's output [N, hidden], its chunk terms, and each chunk's state before it and values."""
         n = self.linear_attn
         terms, z = kernels.delta_inputs(
             x, tokens.position, self.input_layernorm.weight, n.in_proj_qkv.weight, n.in_proj_z.weight,
             n.in_proj_b.weight, n.in_proj_a.weight, n.conv1d.weight, n.A_log, n.dt_bias, self.shape, kernels.dtype,
         )  # fmt: skip
         states, values = scan_chunks(terms, tokens.sequences)
-        return kernels.delta_finish(
+        out = kernels.delta_finish(
             x, terms.queries, terms.attention, states, values, z, n.norm.weight, n.out_proj.weight,
             *self.mlp_weights(), self.shape.rms_norm_eps, kernels.dtype,
         )  # fmt: skip
+        return out, terms, states, values

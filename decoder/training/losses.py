@@ -32,6 +32,11 @@ def draft_loss(student: Tensor, teacher: Tensor, head: Tensor) -> tuple[Tensor, 
     return loss, drafted.argmax(-1) == wanted.argmax(-1)
 
 
+def unlikelihood(next_token: Tensor) -> Tensor:
+    """-log(1 - p) of tokens whose cross-entropy -log p is given; its gradient on a logit is at most 1."""
+    return -torch.log(-torch.expm1(-next_token.clamp_min(1e-5)))
+
+
 @dataclass
 class LossFunctions:
     """The two losses, as they are or compiled."""
@@ -54,10 +59,13 @@ class BatchLosses:
     drafts: list[Tensor]
     agreement: list[Tensor]
 
+    def draft_total(self) -> Tensor:
+        """The drafts' losses, weighted."""
+        return torch.stack([w * d for w, d in zip(DRAFT_WEIGHTS, self.drafts, strict=True)]).sum()
+
     def total(self) -> Tensor:
-        """What is minimised."""
-        weighted = [w * d for w, d in zip(DRAFT_WEIGHTS, self.drafts, strict=True)]
-        return torch.stack([self.next_token.mean() + Z_LOSS * self.normaliser_squared.mean(), *weighted]).sum()
+        """What is minimised on text."""
+        return self.next_token.mean() + Z_LOSS * self.normaliser_squared.mean() + self.draft_total()
 
 
 def batch_losses(

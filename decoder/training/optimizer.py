@@ -78,6 +78,6 @@ class Optimizer:
         return norm
 
 
-def learning_rate(progress: float, peak: float) -> float:
-    """Warm-up over the first 2 %, flat to 30 %, then linear to zero; progress in [0, 1]."""
-    return peak * min(progress / 0.02, 1.0, max(1.0 - progress, 0.0) / 0.7)
+def learning_rate(progress: float, peak: float, final_share: float = 0.0) -> float:
+    """Warm-up over the first 2 %, flat to 30 %, then linear to a share of the peak; progress in [0, 1]."""
+    return peak * min(progress / 0.02, 1.0, final_share + (1.0 - final_share) * max(1.0 - progress, 0.0) / 0.7)

@@ -1,150 +1,142 @@
-"""`python -m kernarc.decoder.training.unloop MODEL --corpus DIR --out DIR`: makes greedy text stop repeating itself.
+"""`python -m kernarc.decoder.training.unloop MODEL --corpus TEXT --out DIR`: makes greedy text stop repeating itself.
 
-A small model's greedy text soon runs in a loop, and a looping stream says nothing about a decoder. So its own
-greedy continuations of training text are read back, and tokens that continue a loop are made unlikely:
-sequence-level unlikelihood (Welleck et al. 2020), with the original model's distribution held everywhere else. Only
-the last layer and the final norm are trained, so what that layer reads is kept from the rollout and a pass costs one
-layer: minutes on one CPU core.
+A small model's greedy text soon runs in a loop, and a looping stream says nothing about a decoder. So every step reads
+text of the corpus as training does, and beside it the model's own greedy continuations of such text, in which the
+tokens that carry on a loop are made unlikely: sequence-level unlikelihood (Welleck et al. 2020), over all layers. The
+MTP layer learns on both, since its drafts are judged on the model's own text. `…training.train` ends with the same;
+this is for a model that is there already. One GPU and a minute or two; --smoke on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
 from time import monotonic
-from typing import cast
 
-import numpy as np
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .corpus import STANDARD_LIBRARY, read_shard
+from .card import add_stage
 from .export import load_weights, save_weights
-from .layers import Layer, Norm, Tokens, rms_norm
-from .model import TrainingModel
-from .optimizer import Optimizer
-from .rollout import greedy, repeated
+from .inputs import add_arguments, device_of, encode, gather, plan_of
+from .loops import loop_tokens
+from .losses import BatchLosses, batch_losses, unlikelihood
+from .rollout import Rollout
+from .scores import loop_rates, random_excerpts, run_scores
 from .shape import Shape
-from .tokenizer import encode_stream
+from .trainer import Budget, Trainer
 
-PROMPT, CONTINUATION = 128, 129  # 256 places where a next token is predicted
-ANCHORS, ANCHOR_LENGTH = 24, 1024  # windows of real text on which the model is to stay as it was
-DRIFT_WEIGHT = 3.0
+LEAST_MARKED = 1 / 256  # of a batch's tokens: below this share the unlikelihood fades instead of shouting about few
 
 
-def unlikelihood(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean of -log(1 - p(target))."""
-    p = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].exp()
-    losses: Tensor = -torch.log((1 - p).clamp_min(1e-4))
-    return losses.mean()
+@dataclass(frozen=True)
+class UnloopPlan:
+    """(prompt, new tokens) of the rollouts, one of these a step in turn; the loss's weight; the first learning rate."""
 
+    rollouts: tuple[tuple[int, int], ...] = ((128, 128), (256, 256), (128, 128), (1792, 256))
+    weight: float = 1.0
+    learning_rate: float = 1.4e-3
+    watched_depth: int = 128
 
-def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
-    """Mean KL divergence of softmax(logits) from softmax(wanted), in nats a token."""
-    kept = wanted.log_softmax(-1)
-    divergences: Tensor = (kept.exp() * (kept - logits.log_softmax(-1))).sum(-1)
-    return divergences.mean()
+    @classmethod
+    def smoke(cls, learning_rate: float = 1.4e-3) -> UnloopPlan:
+        """Short ones for a CPU."""
+        return cls(((64, 64), (192, 64)), 1.0, learning_rate, 64)
 
 
 class Unlooper:
-    """The model, of which the last layer and the final norm are trained, beside a copy of these two as they were."""
+    """Goes on training a trainer's model; each step is one update from text and rollouts together."""
 
-    def __init__(self, model: TrainingModel, anchors: Tensor) -> None:
-        self.model = model
-        self.layer = cast(Layer, model.model.layers[-1])
-        model.requires_grad_(False)
-        self.tuned = torch.nn.ModuleList([self.layer, model.model.norm])
-        self.original = deepcopy(self.tuned)
-        self.tuned.requires_grad_(True)
-        self.optimizer = Optimizer(self.tuned, weight_decay=0.0)
-        self.anchors = torch.stack([self._read_by_last_layer(window) for window in anchors])
+    def __init__(self, trainer: Trainer, plan: UnloopPlan) -> None:
+        self.trainer, self.plan = trainer, plan
+        self.rollouts: dict[tuple[int, int], Rollout] = {}
+        self.steps = 0
 
-    @torch.no_grad()
-    def _read_by_last_layer(self, ids: Tensor) -> Tensor:
-        tokens = Tokens.of(self.model.shape, 1, len(ids), ids.device)
-        x = self.model.model.embed_tokens(ids).float()
-        for layer in self.model.model.layers[:-1]:
-            x = layer(x, tokens, self.model.kernels)
-        return cast(Tensor, x)
+    def rollout_losses(self) -> tuple[BatchLosses, Tensor, Tensor]:
+        """Losses on own continuations, the unlikelihood of their loops, and the share of new tokens in loops."""
+        trainer, model = self.trainer, self.trainer.model
+        prompt, new = self.plan.rollouts[self.steps % len(self.plan.rollouts)]
+        length = prompt + new
+        sequences = trainer.plan.tokens_per_step // length
+        if (prompt, new) not in self.rollouts:  # one token more: what the last place predicts
+            self.rollouts[prompt, new] = Rollout(model, sequences, prompt, new + 1)
+        excerpts = trainer.streams.batch(trainer.step, sequences, prompt, trainer.plan.seed + 1)[:, :prompt]
+        ids = self.rollouts[prompt, new].run(excerpts).clone()
+        marked = loop_tokens(ids, prompt)[:, 1:].flatten()
+        window = trainer.window_start(prompt, length)
+        found = batch_losses(model, trainer.losses, ids, trainer.layout(length), window)
+        least = max(1.0, LEAST_MARKED * len(marked))
+        loops = (unlikelihood(found.next_token) * marked).sum() / marked.sum().clamp_min(least)
+        return found, loops, marked.sum() / (sequences * new)
 
-    def logits(self, modules: torch.nn.ModuleList, read: Tensor) -> Tensor:
-        """[sequences, length, hidden] into the last layer -> [sequences * length, vocab]."""
-        layer, norm = modules
-        tokens = Tokens.of(self.model.shape, read.shape[0], read.shape[1], read.device)
-        x = layer(read.flatten(0, 1), tokens, self.model.kernels)
-        return self.model.logits(rms_norm(x, cast(Norm, norm).weight, self.model.shape.rms_norm_eps))
+    def step(self, rate: float) -> tuple[Tensor, Tensor]:
+        """One update; (mean next-token loss on text, share of rolled-out tokens that carry on a loop)."""
+        trainer = self.trainer
+        text = trainer.text_losses(trainer.plan.length_at(trainer.step, 1.0))
+        text.total().backward()  # type: ignore[no-untyped-call]
+        found, loops, share = self.rollout_losses()
+        (self.plan.weight * loops + found.draft_total()).backward()  # type: ignore[no-untyped-call]
+        trainer.update(rate)
+        self.steps += 1
+        return text.next_token.detach().mean(), share
 
-    def losses(self, ids: Tensor, read: Tensor, loop: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """(divergence from the original model wherever no loop runs, unlikelihood of the tokens that loop)."""
-        logits, marked = self.logits(self.tuned, read), loop[:, 1:].flatten()
-        with torch.no_grad():
-            wanted, wanted_anchors = self.logits(self.original, read), self.logits(self.original, anchors)
-        drift = divergence(wanted[~marked], logits[~marked]) + divergence(
-            wanted_anchors, self.logits(self.tuned, anchors)
-        )
-        targets = ids[:, 1:].flatten()
-        looping = unlikelihood(logits[marked], targets[marked]) if bool(marked.any()) else drift * 0
-        return drift, looping
+    def report(self, elapsed: float, loss: Tensor, share: Tensor) -> None:
+        """A line that tells the share of looping continuations too."""
+        excerpts = random_excerpts(self.trainer.streams.held_out, 64, self.plan.watched_depth)
+        loops = loop_rates(self.trainer.model, excerpts, (128,))[128]
+        measured = {"seconds": elapsed, "loss": float(loss), "looping_tokens": float(share)}
+        self.trainer.report(measured | {"held_out_loops_at_128": loops})
 
-    def round(self, prompts: Tensor, rates: Sequence[float], batch: int) -> tuple[float, float, float]:
-        """Rolls out, then one pass a rate; (share of new tokens that loop, last divergence, last unlikelihood)."""
-        ids, read = greedy(self.model, prompts, CONTINUATION)
-        loop = repeated(ids, PROMPT)
-        drift = looping = torch.zeros(())
-        for rate in rates:
-            for part in torch.split(torch.randperm(len(ids)), batch):
-                anchors = self.anchors[torch.randperm(len(self.anchors))[:2]]
-                drift, looping = self.losses(ids[part], read[part], loop[part], anchors)
-                (DRIFT_WEIGHT * drift + looping).backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step(rate)
-        return float(loop[:, PROMPT:].float().mean()), float(drift.detach()), float(looping.detach())
+    def run(self, budget: Budget, checkpoint: Path) -> float:
+        """Steps to the budget, the rate flat for a fifth and then falling to zero; seconds spent."""
+        started, progress = monotonic(), 0.0
+        next_report = started + self.trainer.plan.report_seconds / 2
+        while progress < 1.0:
+            loss, share = self.step(self.plan.learning_rate * min(1.0, 1.25 * (1.0 - progress)))
+            if self.steps % 10 == 0:
+                self.trainer.check(loss)
+            progress = budget.progress(started, self.steps)
+            if monotonic() >= next_report or progress >= 1.0:
+                self.report(monotonic() - started, loss, share)
+                save_weights(self.trainer.model, checkpoint)
+                next_report = monotonic() + self.trainer.plan.report_seconds / 2
+        return monotonic() - started
+
+    def facts(self, seconds: float) -> dict[str, object]:
+        """What the card tells of this stage."""
+        return {
+            "steps": self.steps,
+            "seconds": round(seconds, 1),
+            "learning_rate": self.plan.learning_rate,
+            "rollouts": [f"{prompt} + {new}" for prompt, new in self.plan.rollouts],
+            "tokens_of_text": self.steps * self.trainer.plan.tokens_per_step,
+        }
 
 
-def library_ids(corpus: Path, tokenizer: Tokenizer, files: int) -> Tensor:
-    """Token ids of some of the standard library's training files."""
-    documents = [d for path in sorted(corpus.glob("library-*.xz"))[1:3] for d in read_shard(path)]
-    texts = [d.text for d in documents if d.origin == STANDARD_LIBRARY][:: max(1, len(documents) // files)]
-    return torch.from_numpy(encode_stream(tokenizer, texts).astype(np.int64))
-
-
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.unloop", description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--corpus", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    copytree(arguments.model, arguments.out, dirs_exist_ok=True)
-    model = TrainingModel(Shape.from_directory(arguments.model))
-    load_weights(model, arguments.model)
-    stream = library_ids(arguments.corpus, Tokenizer.from_file(str(arguments.model / "tokenizer.json")), 400)
-
-    def excerpts(count: int, length: int) -> Tensor:
-        return stream[torch.randint(0, len(stream) - length, (count, 1)) + torch.arange(length)]
-
+    add_arguments(parser)
+    parser.add_argument("--minutes", type=float, default=2.0, help="wall-clock budget, reading text included")
+    parser.add_argument("--steps", type=int, help="stop after this many steps instead")
+    parser.add_argument("--learning-rate", type=float, default=1.4e-3)
+    arguments = parser.parse_args(argv)
     started = monotonic()
-    unlooper = Unlooper(model, excerpts(ANCHORS, ANCHOR_LENGTH))
-    passes = arguments.rounds * arguments.epochs
-    for n in range(arguments.rounds):
-        rates = [arguments.rate * (1 - (n * arguments.epochs + e) / passes) for e in range(arguments.epochs)]
-        share, drift, looping = unlooper.round(excerpts(arguments.prompts, PROMPT), rates, batch=8)
-        sys.stdout.write(
-            f"round {n}: {share:.1%} of tokens loop, divergence {drift:.3f}, unlikelihood {looping:.3f}, "
-            f"{monotonic() - started:.0f} s\n"
-        )
-        sys.stdout.flush()
-        save_weights(model, arguments.out)
+    tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    device = device_of(arguments)
+    text = encode(arguments, *gather(arguments), tokenizer)
+    shape = Shape.from_directory(arguments.model)
+    trainer = Trainer(shape, plan_of(arguments, device), text.streams, text.sizes, device)
+    load_weights(trainer.model, arguments.model)
+    copytree(arguments.model, arguments.out, dirs_exist_ok=True)
+    rate = arguments.learning_rate
+    unlooper = Unlooper(trainer, UnloopPlan.smoke(rate) if arguments.smoke else UnloopPlan(learning_rate=rate))
+    deadline = None if arguments.steps else started + arguments.minutes * 60
+    seconds = unlooper.run(Budget(deadline, arguments.steps), arguments.out)
+    add_stage(arguments.out, unlooper.facts(seconds), run_scores(trainer, arguments.out, text.held_out_texts))
 
 
 if __name__ == "__main__":

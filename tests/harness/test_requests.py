@@ -96,6 +96,19 @@ def test_library_text_hash_follows_the_sources(library: Path, tokenizer_json: Pa
     assert LibraryText(tokenizer_json, library).sha256 != before
 
 
+def test_prompts_come_from_the_held_out_files_that_lie_beside_a_tokenizer(library: Path, tokenizer_json: Path) -> None:
+    (tokenizer_json.parent / "heldout.json").write_text('{"files": [{"path": "b.py"}, {"path": "gone.py"}]}')
+    source = LibraryText(tokenizer_json, library)
+    assert set(source.ids("any", 600).tolist()) == set(range(1001, 1301))
+    assert "held-out" in source.description
+
+
+def test_a_broken_list_of_held_out_files_is_refused(library: Path, tokenizer_json: Path) -> None:
+    (tokenizer_json.parent / "heldout.json").write_text('{"files": ["b.py"]}')
+    with pytest.raises(ConfigError, match="no list of held-out files"):
+        LibraryText(tokenizer_json, library)
+
+
 def test_library_text_prompts_are_distinct(library: Path, tokenizer_json: Path) -> None:
     prompts = all_requests(RequestSet(SHAPE, LibraryText(tokenizer_json, library)))
     assert len({prompt[:16] for prompt in prompts}) == len(prompts)

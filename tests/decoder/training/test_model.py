@@ -8,7 +8,7 @@ import torch
 from kernarc.decoder.training.layers import Layer, Tokens, causal_attention
 from kernarc.decoder.training.losses import LossFunctions, batch_losses
 from kernarc.decoder.training.model import TrainingModel
-from kernarc.decoder.training.rollout import greedy, repeated
+from kernarc.decoder.training.rollout import Rollout
 from kernarc.decoder.training.shape import SMOKE, Shape
 from safetensors.torch import save_file
 from torch import Tensor
@@ -98,18 +98,16 @@ def test_every_weight_learns() -> None:
     assert len(losses.drafts) == 3
 
 
-def test_rollout_is_the_greedy_text_of_the_whole_model() -> None:
-    model = random_model(SMOKE)
-    ids, read = greedy(model, random_ids(SMOKE)[:, :40], 24)
-    with torch.no_grad():
-        hidden = model.hidden(ids.flatten(), Tokens.of(SMOKE, 2, 64, "cpu"))
-    assert torch.equal(model.logits(hidden).argmax(-1).view(2, 64)[:, 39:-1], ids[:, 40:])
-    assert read.shape == (2, 63, SMOKE.hidden_size)
-
-
-def test_tokens_that_continue_a_loop_are_marked() -> None:
-    loop = [5, 6, 7, 8] * 5
-    ids = torch.tensor([[1, 2, 3, 4, *loop], [*range(24)]])
-    # Four tokens are new, and six must have repeated (more than the period) before the next counts.
-    assert repeated(ids, 4)[0].tolist() == [False] * (4 + 4 + 6) + [True] * 10
-    assert not repeated(ids, 4)[1].any()
+@pytest.mark.parametrize("shape", [SMOKE, WIDE], ids=["smoke", "wide"])
+def test_rollouts_are_the_greedy_text_of_the_whole_model(shape: Shape) -> None:
+    model = random_model(shape)
+    rollout = Rollout(model, 3, 64, 64)
+    for seed in (1, 2):  # buffers are used again
+        prompts = torch.randint(0, shape.vocab_size, (3, 64), generator=torch.Generator().manual_seed(seed))
+        ids = rollout.run(prompts, prefill_tokens=128)  # the prompts in two parts
+        assert torch.equal(ids[:, :64], prompts)
+        with torch.no_grad():
+            hidden = model.hidden(ids.flatten(), Tokens.of(shape, 3, 128, "cpu"))
+            logits = model.logits(hidden).view(3, 128, -1)[:, 63:-1]
+        gaps = logits.amax(-1) - logits.gather(-1, ids[:, 64:, None])[..., 0]
+        assert float(gaps.max()) < 1e-3

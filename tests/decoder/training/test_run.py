@@ -1,16 +1,15 @@
 """The trainer from end to end on a CPU, and the folder it leaves."""
 
-from json import dumps, loads
+from json import loads
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.generate import Decoder
-from kernarc.decoder.training import train
 from kernarc.decoder.training.bits import bits_per_byte, xz_bits_per_byte
 from kernarc.decoder.training.card import add_scores
-from kernarc.decoder.training.corpus import Corpus, Document, describe, write_shards
 from kernarc.decoder.training.evaluate import measure_acceptance
 from kernarc.decoder.training.losses import LossFunctions
 from kernarc.decoder.training.model import TrainingModel
@@ -20,51 +19,36 @@ from kernarc.decoder.training.tokenizer import END_OF_TEXT, encode_stream, token
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-
-def source(number: int) -> str:
-    body = "".join(f"    if value == {n}:\n        return self.items[{n * number}]\n" for n in range(40))
-    return f'"""Module {number}."""\n\n\ndef find_{number}(self, value):\n{body}'
-
-
-@pytest.fixture(scope="module")
-def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    training = [Document("python", "3.13.0", f"m{n}", f"m{n}.py", source(n)) for n in range(12)]
-    held_out = [Document("python", "3.13.0", "shutil", f"shutil/{n}.py", source(100 + n)) for n in range(3)]
-    write_shards(training, folder, "library", 1)
-    write_shards(held_out, folder, "heldout", 1)
-    (folder / "manifest.json").write_text(dumps(describe(Corpus(training, held_out, 0, 0))))
-    return folder
-
-
-def smoke(corpus_folder: Path, out: Path) -> None:
-    train.main(["--smoke", "--steps", "6", "--corpus", str(corpus_folder), "--out", str(out)])
+from .conftest import smoke, source
 
 
 def test_a_smoke_run_learns_writes_a_whole_folder_and_repeats(
-    corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corpus_folder: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    smoke(corpus_folder, tmp_path / "first")
-    printed = capsys.readouterr().out
-    assert "held_out_bits_per_byte=" in printed
-    assert "draft_3_agreement=" in printed
-    files = {path.name for path in (tmp_path / "first").iterdir()}
+    files = {path.name for path in trained.iterdir()}
     assert files == {
         "README.md", "config.json", "generation_config.json", "heldout.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json", "training.json",
     }  # fmt: skip
-    facts = loads((tmp_path / "first" / "training.json").read_text())
-    assert facts["steps"] == 6
-    assert facts["history"][-1]["loss"] < 6.2  # ln 512 = 6.24 before any step
+    facts = loads((trained / "training.json").read_text())
+    assert (facts["steps"], facts["unloop"]["steps"]) == (6, 1)
+    assert facts["history"][0]["loss"] < 6.2  # ln 512 = 6.24 before any step
     smoke(corpus_folder, tmp_path / "second")
-    first, second = (load_file(str(tmp_path / name / "model.safetensors")) for name in ("first", "second"))
+    printed = capsys.readouterr().out
+    assert "held_out_bits_per_byte=" in printed
+    assert "draft_3_agreement=" in printed
+    assert "held_out_loops_at_128=" in printed
+    first, second = (load_file(str(folder / "model.safetensors")) for folder in (trained, tmp_path / "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
-    add_scores(tmp_path / "first", {"mean acceptance length": 2.5})
-    assert "| mean acceptance length | 2.5 |" in (tmp_path / "first" / "README.md").read_text()
-    assert ModelConfig.from_directory(tmp_path / "first").has_mtp
-    decoder = Decoder.load(tmp_path / "first", device="cpu")
-    found = measure_acceptance(decoder, [[1, 2, 3, 4] * 8], max_tokens=24, drafts=3)
+
+def test_its_card_takes_scores_and_its_folder_decodes(trained: Path, tmp_path: Path) -> None:
+    folder = copytree(trained, tmp_path / "copy")
+    add_scores(folder, {"mean acceptance length": 2.5})
+    assert "| mean acceptance length | 2.5 |" in (folder / "README.md").read_text()
+    assert "own greedy continuations" in (folder / "README.md").read_text()
+    assert ModelConfig.from_directory(folder).has_mtp
+    found = measure_acceptance(Decoder.load(folder, device="cpu"), [[1, 2, 3, 4] * 8], max_tokens=24, drafts=3)
     assert 1 <= found.mean_length <= 4
     assert found.rate(1) >= found.rate(3)
 
@@ -110,3 +94,8 @@ def test_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
     assert [learning_rate(p, 1.0) for p in (0.0, 0.01, 0.02, 0.3)] == pytest.approx([0.0, 0.5, 1.0, 1.0])
     assert learning_rate(0.65, 1.0) == pytest.approx(0.5)
     assert learning_rate(1.0, 1.0) == 0.0
+
+
+def test_learning_rate_can_end_above_zero() -> None:
+    assert learning_rate(1.0, 1.0, 0.2) == pytest.approx(0.2)
+    assert learning_rate(0.3, 1.0, 0.2) == 1.0
