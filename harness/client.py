@@ -16,8 +16,9 @@ from .connection import Connection
 from .reading import Reading, StreamLimits, read_answer
 from .records import StreamStatus, Usage
 from .request_bytes import OPTIONAL_FIELDS, completion_payload, http_post
+from .stamps import StampedBy, run_queue_wait_ns
 from .storage import now_utc
-from .stream_checks import events_are_steps, problems
+from .stream_checks import events_are_steps, lateness_problem, problems
 from .token_counts import TextTokenizer, count_tokens
 from .transcript import error_message, read_transcript
 
@@ -35,6 +36,7 @@ class _Sent:
     wall_utc: str
     reading: Reading = field(default_factory=Reading)
     process_ns: int = 0
+    waited_ns: int = 0  # ready to read, without a processor
 
 
 class StreamingClient:
@@ -82,7 +84,7 @@ class StreamingClient:
                     continue
                 self._given_up = given_up_before  # it was not those fields
                 return _void(sent, message, refusals)
-            if sent.reading.problem is not None and not sent.reading.pieces:
+            if sent.reading.problem is not None and not sent.reading.arrivals:
                 return _void(sent, sent.reading.problem, refusals)
             return self._judge(request, sent, refusals)
 
@@ -126,9 +128,14 @@ class StreamingClient:
                 sent.reading.problem = f"the connection broke while the request was sent: {error}"
                 connection.close()
                 return sent
+            waited_before_ns = run_queue_wait_ns()
             start_ns = thread_time_ns()
-            sent.reading = read_answer(connection.socket, sent.sent_ns, prompt_tokens, self.limits)
+            sent.reading = read_answer(connection.arrivals(), sent.sent_ns, prompt_tokens, self.limits)
             sent.process_ns = thread_time_ns() - start_ns
+            sent.waited_ns = run_queue_wait_ns() - waited_before_ns
+        left_ns = connection.sent_stamp_ns()
+        if left_ns is not None and sent.reading.stamped_by is StampedBy.KERNEL:
+            sent.sent_ns = left_ns - sent.reading.wall_offset_ns
         if sent.reading.response.keep_alive and sent.reading.problem is None:
             connection.rest()
         else:
@@ -147,6 +154,8 @@ class StreamingClient:
         reasons = problems(request, transcript, counts, self.limits, self._tokenizer)
         # A break or a limit explains more than what it left unfinished; the server's own words explain most.
         reason = transcript.problem or reading.problem or next(reasons, None)
+        if reason is None and reading.stamped_by is StampedBy.PROCESS:
+            reason = lateness_problem(counts.events, sent.waited_ns)
         return StreamOutcome(
             sent_ns=sent.sent_ns,
             connect_ns=sent.connect_ns,
@@ -159,6 +168,8 @@ class StreamingClient:
             status=StreamStatus.OK if reason is None else StreamStatus.VOID,
             void_reason=reason,
             counted_by=counts.counted_by,
+            stamped_by=reading.stamped_by,
+            lags_ns=reading.lags_ns,
             http_status=reading.response.status,
             process_ns=sent.process_ns + thread_time_ns() - start_ns,
             refusals=tuple(refusals),

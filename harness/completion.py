@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .records import StreamStatus, TokenEvent, Usage
+from .stamps import StampedBy
 from .token_counts import CountedBy
 
 
@@ -44,8 +45,9 @@ class CompletionRequest:
 class StreamOutcome:
     """Everything one request brought back. Times are time.perf_counter_ns(); connect_ns is a duration.
 
-    sent_ns is when the request's last byte was handed to the socket; refusals are the busy answers before it.
-    process_ns is the CPU time this thread spent from there on, reading and parsing.
+    sent_ns is when the request's last byte left, by the clock that stamped the events (stamped_by); refusals are the
+    busy answers before it. process_ns is the CPU time this thread spent from there on, reading and parsing. lags_ns:
+    how much later than the kernel this process had each piece of the answer, which is no part of any time here.
     """
 
     sent_ns: int
@@ -59,6 +61,8 @@ class StreamOutcome:
     status: StreamStatus
     void_reason: str | None = None
     counted_by: CountedBy | None = None
+    stamped_by: StampedBy | None = None
+    lags_ns: tuple[int, ...] = ()
     http_status: int | None = None
     process_ns: int = 0
     refusals: tuple[str, ...] = ()

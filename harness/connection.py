@@ -6,7 +6,9 @@ from socket import socket as Socket
 from time import perf_counter_ns
 from urllib.parse import urlsplit
 
+from .arrivals import Arrivals, KernelStamped, ProcessStamped
 from .errors import ConfigError
+from .kernel_stamps import ask_for_stamps, keep_stamping, send_stamped, sent_stamp_ns
 
 NS_PER_S = 1_000_000_000
 
@@ -31,10 +33,12 @@ class Connection:
             ) from None
         self.host_header = url.netloc.rpartition("@")[2]
         self.path = url.path.rstrip("/").removesuffix("/v1")  # what comes before /v1/completions
+        keep_stamping()
         self._connect_s = connect_s
         self._idle_reuse_s = idle_reuse_s
         self._socket: Socket | None = None
         self._idle_since_ns = 0
+        self._is_stamped = False
 
     @property
     def socket(self) -> Socket:
@@ -59,16 +63,27 @@ class Connection:
         """
         reconnect_ns = 0
         try:
-            taken = self.socket.send(request)
+            taken = self._send(request)
         except OSError:
             if self.is_tls:  # what a broken TLS connection has sent is not known
                 raise
             self.close()
             reconnect_ns = self.open_if_needed()
-            taken = 0
-        if taken < len(request):
-            self.socket.sendall(memoryview(request)[taken:])
+            taken = self._send(request)
+        while taken < len(request):
+            taken += self._send(memoryview(request)[taken:])
         return perf_counter_ns(), reconnect_ns
+
+    def _send(self, data: bytes | memoryview) -> int:
+        return send_stamped(self.socket, data, self._connect_s) if self._is_stamped else self.socket.send(data)
+
+    def sent_stamp_ns(self) -> int | None:
+        """CLOCK_REALTIME in ns when the request's last byte left this machine; None where the kernel does not say."""
+        return sent_stamp_ns(self.socket) if self._is_stamped else None
+
+    def arrivals(self) -> Arrivals:
+        """What comes back on the open connection, stamped by the kernel where it does that."""
+        return KernelStamped(self.socket) if self._is_stamped else ProcessStamped(self.socket)
 
     def rest(self) -> None:
         """Marks the connection idle, to be used again."""
@@ -85,6 +100,7 @@ class Connection:
         try:
             raw.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
             if not self.is_tls:
+                self._is_stamped = ask_for_stamps(raw)
                 return raw
             return ssl.create_default_context().wrap_socket(raw, server_hostname=self.host)
         except BaseException:

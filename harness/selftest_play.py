@@ -6,6 +6,7 @@ from socket import create_connection
 from time import perf_counter_ns, sleep, thread_time_ns
 from urllib.parse import urlsplit
 
+from .arrivals import RECV_BYTES
 from .chat_prompt import fit_chat_prompt
 from .client import StreamingClient
 from .completion import ChatMessage, CompletionRequest, StreamOutcome
@@ -14,7 +15,7 @@ from .conformance.cases import DEEP_PROMPT_TOKENS, TIMING
 from .conformance.process import ConformanceServer
 from .conformance.truth import Truth
 from .errors import VoidMeasurementError
-from .reading import RECV_BYTES, StreamLimits
+from .reading import StreamLimits
 from .request_bytes import completion_payload, http_post
 
 

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from .completion import CompletionRequest
-from .metrics import comes_in_a_burst
+from .metrics import NS_PER_MS, comes_in_a_burst
 from .reading import NS_PER_S, StreamLimits
 from .records import TokenEvent
 from .repetition import find_repetition_loop
 from .token_counts import CountedBy, TextTokenizer, TokenCounts, text_problem
 from .transcript import Transcript
 
+MAX_WAIT_SHARE = 0.02  # of a stream that the process itself stamped; its time per token may be off by as much
+MAX_WAIT_NS = 1_000_000  # that much never matters
 MAX_BURST_SHARE = 1 / 3  # of the gaps: a late reader makes a few, a server that flushes makes most
 
 
@@ -45,6 +47,20 @@ def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | No
     if max_tokens_per_step is not None or len(events) < 3:
         return True
     return sum(comes_in_a_burst(events)) <= MAX_BURST_SHARE * (len(events) - 1)
+
+
+def lateness_problem(events: Sequence[TokenEvent], waited_ns: int) -> str | None:
+    """Why the times of a stream that this process stamped itself cannot be told; None where they can.
+
+    waited_ns: how long this process was ready to read without a processor, which bounds how late its stamps are in all.
+    """
+    decode_ns = events[-1].t_ns - events[0].t_ns if events else 0
+    if waited_ns <= max(MAX_WAIT_NS, MAX_WAIT_SHARE * decode_ns):
+        return None
+    return (
+        f"this process waited {waited_ns / NS_PER_MS:.1f} ms for a processor in {decode_ns / NS_PER_MS:.1f} ms of tokens "
+        "and the kernel does not stamp what arrives on this connection: when they came cannot be told"
+    )
 
 
 def _count_problems(request: CompletionRequest, transcript: Transcript, counts: TokenCounts) -> Iterator[str]:

@@ -1,12 +1,11 @@
 """Reading off a socket: however TCP cuts an answer, the client makes the same of it; and no cut answer is whole."""
 
-import socket
 from time import perf_counter_ns
-from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernarc.harness.arrivals import Arrival
 from kernarc.harness.conformance.render import Asked, render, token_id, token_text
 from kernarc.harness.conformance.shape import Cut, Framing, Shape, UsageAt, Words
 from kernarc.harness.reading import Reading, StreamLimits, read_answer
@@ -15,7 +14,7 @@ from kernarc.harness.transcript import read_transcript
 
 
 class Pieces:
-    """A socket that gives these pieces and then the end, or nothing more."""
+    """Arrivals that give these pieces and then the end, or nothing more."""
 
     def __init__(self, pieces: list[bytes], *, ends: bool = True) -> None:
         self._pieces = [*pieces, *([b""] if ends else [])]
@@ -25,14 +24,16 @@ class Pieces:
         assert seconds > 0
         self.timeouts.append(seconds)
 
-    def recv(self, _size: int) -> bytes:
+    def receive(self, kept: list[Arrival]) -> bytes:
         if not self._pieces:
             raise TimeoutError
-        return self._pieces.pop(0)
+        piece = self._pieces.pop(0)
+        kept.append((perf_counter_ns(), (), piece))
+        return piece
 
 
 def read(pieces: list[bytes], *, ends: bool = True, **limits: float) -> Reading:
-    source = cast("socket.socket", Pieces([piece for piece in pieces if piece], ends=ends))
+    source = Pieces([piece for piece in pieces if piece], ends=ends)
     return read_answer(source, perf_counter_ns(), 3, StreamLimits(**limits))  # type: ignore[arg-type]
 
 
@@ -102,7 +103,7 @@ def chunk(data: bytes) -> bytes:
 def test_limits_run_in_turn_first_token_then_stall() -> None:
     source = Pieces([HEAD, chunk(b": ping\n\n"), chunk(TOKEN)], ends=False)
     limits = StreamLimits(first_token_s=100.0, first_token_ms_per_prompt_token=0.0, stall_s=7.0)
-    reading = read_answer(cast("socket.socket", source), perf_counter_ns(), 3, limits)
+    reading = read_answer(source, perf_counter_ns(), 3, limits)
     assert all(99 < seconds <= 100 for seconds in source.timeouts[:3])
     assert source.timeouts[3:] == [7.0]
     assert reading.problem == "stalled: no token for 7 s"
@@ -129,5 +130,5 @@ def test_the_whole_stream_has_a_limit() -> None:
 @pytest.mark.parametrize("key", ["text", "content", "reasoning", "reasoning_content", "arguments"])
 def test_what_looks_like_a_first_token(key: str) -> None:
     source = Pieces([HEAD, chunk(b'data: {"%s": "x"}\n\n' % key.encode())], ends=False)
-    read_answer(cast("socket.socket", source), perf_counter_ns(), 3, StreamLimits(stall_s=7.0))
+    read_answer(source, perf_counter_ns(), 3, StreamLimits(stall_s=7.0))
     assert source.timeouts[-1] == 7.0

@@ -1,0 +1,87 @@
+"""Bytes off a socket, each piece with the time at which it arrived.
+
+Linux stamps every TCP segment as it takes it in (SO_TIMESTAMPNS), and a read gives the stamp of the segment that holds
+its last byte. What waits is therefore looked at first (MSG_PEEK) and then taken event by event, so that each event gets
+the stamp of the segment that completed it, however late this process woke up and however many events waited for it.
+Where there are no such stamps (TLS, other systems) the process's own clock right after the read has to do.
+"""
+
+import re
+from collections.abc import Callable
+from socket import MSG_PEEK, SO_RCVTIMEO
+from socket import socket as Socket
+from time import perf_counter_ns
+from typing import Protocol
+
+from .kernel_stamps import STAMP_BYTES, Ancillary, set_kernel_timeout
+
+RECV_BYTES = 65_536
+Arrival = tuple[int, Ancillary, bytes]  # perf_counter_ns right after the read, what the kernel says of it, the bytes
+
+_EVENT_END = re.compile(rb"\n\r?\n|\r\r")
+_NOTHING_MORE = (b"", b"\r\n")  # the end of an HTTP chunk may follow that of an event
+
+
+class Arrivals(Protocol):
+    """Where the bytes of an answer come from."""
+
+    def settimeout(self, seconds: float) -> None:
+        """How long one `receive` may wait."""
+
+    def receive(self, kept: list[Arrival]) -> bytes:
+        """Waits for bytes, appends them to `kept` and returns them; b"" where the connection ended.
+
+        Raises TimeoutError after the timeout and OSError where the connection broke.
+        """
+
+
+class KernelStamped:
+    """Arrivals on a plain TCP socket, taken event by event. Two system calls a step."""
+
+    def __init__(self, connection: Socket) -> None:
+        connection.settimeout(None)  # the kernel's own timeout saves a poll before every read
+        self._connection = connection
+        self._recv: Callable[[int], bytes] = connection.recv
+        self._recvmsg = connection.recvmsg
+
+    def settimeout(self, seconds: float) -> None:
+        """See Arrivals."""
+        set_kernel_timeout(self._connection, SO_RCVTIMEO, seconds)
+
+    def receive(self, kept: list[Arrival]) -> bytes:
+        """See Arrivals."""
+        try:
+            seen, stamp, _, _ = self._recvmsg(RECV_BYTES, STAMP_BYTES, MSG_PEEK)
+            t_ns = perf_counter_ns()
+            first_end = _EVENT_END.search(seen)
+            if first_end is not None and seen[first_end.end() :] not in _NOTHING_MORE:
+                return self._take_each(seen, t_ns, kept)
+            piece = self._recv(len(seen)) if seen else b""
+            kept.append((t_ns, stamp, piece))
+            return piece
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def _take_each(self, seen: bytes, t_ns: int, kept: list[Arrival]) -> bytes:
+        """Reads up to the end of each event that waits, and then the rest."""
+        at = 0
+        ends = [end.end() for end in _EVENT_END.finditer(seen)]
+        for end in ends if ends[-1] == len(seen) else (*ends, len(seen)):
+            piece, stamp, _, _ = self._recvmsg(end - at, STAMP_BYTES)
+            kept.append((t_ns, stamp, piece))
+            at = end
+        return seen
+
+
+class ProcessStamped:
+    """Arrivals on any socket, stamped after each read."""
+
+    def __init__(self, connection: Socket) -> None:
+        self._recv: Callable[[int], bytes] = connection.recv
+        self.settimeout = connection.settimeout
+
+    def receive(self, kept: list[Arrival]) -> bytes:
+        """See Arrivals."""
+        piece = self._recv(RECV_BYTES)
+        kept.append((perf_counter_ns(), (), piece))
+        return piece
