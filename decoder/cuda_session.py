@@ -21,6 +21,12 @@ from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
 
 MAX_DRAFTS = 8
+WARM_UP_LENGTHS = (16384 + 8192, 8192 + 5, 5)  # every kind of piece: behind another, whole, and the odd rest
+
+
+def warm_up_lengths(max_context: int) -> list[int]:
+    """Prompts that run every path of prefill which a prompt of this window can take."""
+    return [length for length in WARM_UP_LENGTHS if length < max_context] or [1]
 
 
 class CudaSession:
@@ -39,6 +45,7 @@ class CudaSession:
         prefetch_bytes: int = 0,
         pdl: bool = True,
         prefill_dtype: torch.dtype = torch.bfloat16,
+        prefill_fp8: bool = False,
         piece_rows: int = PIECE_ROWS,
     ) -> None:
         """graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
@@ -56,7 +63,9 @@ class CudaSession:
             config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes
         )
         self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
-        self._prefill = Prefill(config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows)
+        self._prefill = Prefill(
+            config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows, fp8=prefill_fp8
+        )
         self._products = products
         self.weights = weights
         self._overlap = overlap and device.type == "cuda"
@@ -75,9 +84,12 @@ class CudaSession:
         num_speculative_tokens: int = 3,
         device: str = "cuda",
         draft_vocabulary: DraftVocabulary | None = None,
+        prefill_fp8: bool = False,
+        quantize: bool = False,
     ) -> Self:
         """Check card, shapes and memory, then stream the weights and capture the steps that will be used.
 
+        prefill_fp8: see prefill_fp8.py. quantize: see load_cuda_weights.
         Raises DecoderError before anything is loaded when the card or its memory will not do.
         """
         where = torch.device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0)
@@ -86,17 +98,25 @@ class CudaSession:
         check_memory(checkpoint, config, max_context, where, with_mtp=num_speculative_tokens > 0)
         with torch.inference_mode():
             weights = load_cuda_weights(
-                checkpoint, config, where, with_mtp=num_speculative_tokens > 0, draft_vocabulary=draft_vocabulary
+                checkpoint,
+                config,
+                where,
+                with_mtp=num_speculative_tokens > 0,
+                draft_vocabulary=draft_vocabulary,
+                quantize=quantize,
             )
             products = CudaProducts(weights.linears(), where)
-            session = cls(config, weights, products, max_context=max_context, device=where)
+            session = cls(config, weights, products, max_context=max_context, device=where, prefill_fp8=prefill_fp8)
             session.warm_up(num_speculative_tokens)
         return session
 
     @torch.inference_mode()
     def warm_up(self, num_drafts: int) -> None:
-        """Compile and capture the step of `num_drafts`, so that nothing is allocated or compiled while serving."""
+        """Compile and run everything once and capture the step of `num_drafts`, so that no request pays for it."""
+        for length in warm_up_lengths(self.max_context):
+            self.prefill([0] * length)
         self._graphs.capture(num_drafts)
+        self._state.reset()
 
     @torch.inference_mode()
     def prefill(self, prompt_ids: Sequence[int]) -> int:

@@ -10,9 +10,11 @@ import torch
 
 from .config import FP8_BLOCK, ModelConfig
 from .draft_vocabulary import DraftVocabulary
+from .errors import CheckpointError
 from .kernels.gdn_prepare import GdnWeights
 from .kernels.packing import UNIT_ROWS, PackedLinear, pack_bf16, pack_fp8
-from .weights import Checkpoint, Fp8Weight
+from .quantize import block_scales, quantize_rows
+from .weights import Checkpoint, Fp8Weight, is_fp8_linear
 
 Stored = torch.Tensor | Fp8Weight
 _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -92,8 +94,12 @@ def load_cuda_weights(
     with_mtp: bool,
     fp8_drafts: bool = True,
     draft_vocabulary: DraftVocabulary | None = None,
+    quantize: bool = False,
 ) -> CudaWeights:
     """Stream the checkpoint straight to `device`: at most one layer is held twice.
+
+    quantize: make the linears that an FP8 checkpoint stores as FP8 so where this one does not, exactly as `model
+    quantize` would have written them.
 
     fp8_drafts: drafts come from block-FP8 copies of the vocabulary head and of `mtp.fc`, half the bytes.
     draft_vocabulary: only these rows of it. The verify head stays whole and as stored, so the output does not change.
@@ -102,7 +108,10 @@ def load_cuda_weights(
     layers: list[LayerWeights] = []
     outside: dict[str, Stored] = {}
     mtp: MtpWeights | None = None
-    for prefix, group in groupby(_stream(checkpoint, device, with_mtp), key=lambda item: _group(item[0])):
+    stream = _stream(checkpoint, device, with_mtp)
+    if quantize:
+        stream = ((name, _quantised(name, stored)) for name, stored in stream)
+    for prefix, group in groupby(stream, key=lambda item: _group(item[0])):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in group}
         if prefix.startswith("model.layers."):
             layers.append(_layer(tensors, prefix))
@@ -141,6 +150,16 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _stream(checkpoint: Checkpoint, device: torch.device, with_mtp: bool) -> Iterator[tuple[str, Stored]]:
     return checkpoint.stream(device=str(device), skip_mtp=not with_mtp)
+
+
+def _quantised(name: str, stored: Stored) -> Stored:
+    if isinstance(stored, Fp8Weight) or not is_fp8_linear(name):
+        return stored
+    weight = stored.float()
+    if not bool(weight.isfinite().all()):
+        raise CheckpointError(f"{name} holds NaN or infinity", "a block with such a value has no scale")
+    scales = block_scales(weight)
+    return Fp8Weight(quantize_rows(weight, scales, 0), scales)
 
 
 def _group(name: str) -> str:

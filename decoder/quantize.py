@@ -53,7 +53,7 @@ def block_scales(weight: torch.Tensor) -> torch.Tensor:
 
 def quantize_rows(weight: torch.Tensor, scales: torch.Tensor, first_row: int) -> torch.Tensor:
     """fp32 [R, K], the rows from first_row on → e4m3 values, nearest, ties to even."""
-    row_block = torch.arange(first_row, first_row + weight.shape[0]) // FP8_BLOCK
+    row_block = torch.arange(first_row, first_row + weight.shape[0], device=weight.device) // FP8_BLOCK
     per_weight = scales.float()[row_block].repeat_interleave(FP8_BLOCK, 1)[:, : weight.shape[1]]
     return (weight / per_weight).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 

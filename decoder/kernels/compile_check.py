@@ -16,7 +16,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from . import accept, embed, gdn_prefill, gdn_prepare, gdn_verify, norm, prefill, rope_qk, verify_attention
+from . import (
+    accept,
+    embed,
+    gdn_prefill,
+    gdn_prepare,
+    gdn_verify,
+    norm,
+    prefill,
+    prefill_fp8,
+    rope_qk,
+    verify_attention,
+)
 from .launch import Launch, Prefetch
 from .linear import Residual
 
@@ -31,6 +42,7 @@ _TYPES = {
     torch.int32: "*i32",
     torch.int16: "*i16",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -125,10 +137,12 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     accept.accept(tokens, tokens, positions, tokens, num_drafts=min(rows - 1, 8), launch=ahead)
 
 
-def prefill_launches() -> None:
-    """Every Triton kernel of prefill at the 27B shapes."""
+def prefill_launches(arch: int) -> None:
+    """Every Triton kernel of prefill at the 27B shapes; FP8 products are for sm_90 alone."""
     gdn_prefill.example_launches(_empty)
     prefill.example_launches(_empty)
+    if arch >= 90:
+        prefill_fp8.example_launches(_empty)
 
 
 def faults(calls: list[Call], arch: int) -> Iterator[tuple[str, str | None]]:
@@ -150,7 +164,7 @@ def main() -> int:
     found = 0
     for arch in SHARED_LIMIT_BYTES:
         batches = [(rows, record(partial(step_launches, rows, pdl=arch >= 90))) for rows in ROW_COUNTS]
-        batches.append((0, record(prefill_launches)))
+        batches.append((0, record(partial(prefill_launches, arch))))
         for rows, calls in batches:
             for line, fault in faults(calls, arch):
                 found += fault is not None

@@ -7,6 +7,7 @@ v' = u − wS, o = (q e^G)S + tril(q kᵀ e^(G_i − G_j))v', S ← S e^(G_last)
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,7 +19,19 @@ CHUNK = 64
 CONV_ROWS = 32
 
 
-@triton.jit
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """How the walk over the chunks is launched: columns of the state a program, warps, loads in flight."""
+
+    value_block: int
+    num_warps: int
+    num_stages: int
+
+
+SCAN = Scan(32, 4, 1)  # 68 KiB of shared memory, so that all 192 programs of the 27B are resident on 132 SMs
+
+
+@triton.jit(do_not_specialize=["start", "rows"])  # one binary for prompts of every length
 def conv_kernel(
     p_rows, p_raw, p_weight, p_q, p_k, p_v, start, rows, q_scale,
     STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr,
@@ -51,20 +64,23 @@ def inverse_of(system, o_n, N: tl.constexpr):
     """(I + A)⁻¹ of a strictly lower triangular A [N, N], N = 64: diagonal blocks D of 16 by forward substitution, all
     at once; with M = D·(A off the blocks), M⁴ = 0 and the inverse is (I − M)(I + M²)D."""
     same_block = (o_n[:, None] // 16) == (o_n[None, :] // 16)
-    unit = tl.where(o_n[:, None] == o_n[None, :], 1.0, 0.0)
-    diagonal = tl.where(same_block, -system, 0.0)
+    o_block = tl.arange(0, 4)
+    o_i = tl.arange(0, 16)
+    on_diagonal = (o_block[:, None] == o_block[None, :])[:, None, :, None]
+    blocks = tl.sum(tl.where(on_diagonal, tl.reshape(-system, [4, 16, 4, 16]), 0.0), axis=2)  # block, row, column
     for i in range(1, 16):
-        at = (o_n % 16 == i)[:, None]  # row i of every block; elsewhere in its columns the rows are zero
-        line = tl.sum(tl.where(at, diagonal, 0.0), axis=0)
-        line = line + tl.sum(line[:, None] * diagonal, axis=0)
-        diagonal = tl.where(at & same_block, line[None, :], diagonal)
-    diagonal = diagonal + unit
+        at = (o_i == i)[None, :, None]
+        line = tl.sum(tl.where(at, blocks, 0.0), axis=1)  # [4, 16], row i of every block
+        line = line + tl.sum(line[:, :, None] * blocks, axis=1)
+        blocks = tl.where(at, line[:, None, :], blocks)
+    unit = tl.where(o_n[:, None] == o_n[None, :], 1.0, 0.0)
+    diagonal = tl.reshape(tl.where(on_diagonal, blocks[:, :, None, :], 0.0), [64, 64]) + unit
     step = tl.dot(diagonal, tl.where(same_block, 0.0, system))
     inverse = diagonal + tl.dot(tl.dot(step, step), diagonal)
     return inverse - tl.dot(step, inverse)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for prompts of every length
 def chunk_kernel(
     p_q, p_k, p_v, p_g, p_beta, p_u, p_w, p_scores, p_sums, rows,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
@@ -100,7 +116,7 @@ def chunk_kernel(
     tl.store(p_sums + out + o_n, sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for prompts of every length
 def scan_kernel(
     p_q, p_k, p_u, p_w, p_scores, p_sums, p_state, p_out, rows,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, VB: tl.constexpr,
@@ -145,6 +161,8 @@ def gdn_prefill(
     beta: torch.Tensor,
     state: torch.Tensor,
     start: int,
+    *,
+    scan: Scan = SCAN,
 ) -> torch.Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
@@ -174,10 +192,11 @@ def gdn_prefill(
     chunk_kernel[(chunks, heads)](
         q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, num_warps=4, num_stages=1, **shape
     )
-    value_block = min(32, value_dim)
+    value_block = min(scan.value_block, value_dim)
     scan_kernel[(value_dim // value_block, heads)](
-        q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=4, num_stages=2, **shape
-    )
+        q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=scan.num_warps,
+        num_stages=scan.num_stages, **shape,
+    )  # fmt: skip
     return out
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.cuda_limits import check_card, check_memory, check_shapes, required_bytes
+from kernarc.decoder.cuda_session import warm_up_lengths
 from kernarc.decoder.errors import DecoderError
 from kernarc.decoder.shapes import read_shape
 from kernarc.decoder.weights import Checkpoint
@@ -76,3 +77,9 @@ def test_the_published_model_fits_an_80_gib_card() -> None:
     parts = required_bytes(headers, config, 65_536, with_mtp=True)  # type: ignore[arg-type]
     assert abs(parts["keys and values"] - with_kv) < 0.01 * with_kv
     assert sum(parts.values()) < 79 * 2**30
+
+
+def test_warm_up_takes_every_path_that_the_window_allows() -> None:
+    assert warm_up_lengths(65_536) == [24576, 8197, 5]
+    assert warm_up_lengths(8_200) == [8197, 5]
+    assert warm_up_lengths(4) == [1]

@@ -9,6 +9,7 @@ from kernarc.decoder.cuda_session import CudaSession
 from kernarc.decoder.cuda_weights import load_cuda_weights
 from kernarc.decoder.draft_vocabulary import DraftVocabulary
 from kernarc.decoder.kernels.products import CudaProducts, PlainProducts, Products
+from kernarc.decoder.quantize import quantize_checkpoint
 from kernarc.decoder.weights import Checkpoint
 
 from ..checkpoints import Layout, RandomCheckpoint, write_checkpoint
@@ -118,6 +119,23 @@ def test_a_reduced_draft_vocabulary_leaves_the_ids_alone(checkpoint: RandomCheck
 def test_bf16_weights_and_small_prefill_pieces(bf16_checkpoint: RandomCheckpoint, device: str) -> None:
     ids, _ = decode(session(bf16_checkpoint.path, device, piece_rows=4), [3] * STEPS)
     assert worst_gap(bf16_checkpoint, PROMPT, ids) < TIE
+
+
+def test_quantised_on_load_is_the_quantised_checkpoint(
+    bf16_checkpoint: RandomCheckpoint, device: str, tmp_path: Path
+) -> None:
+    quantize_checkpoint(bf16_checkpoint.path, tmp_path / "fp8")
+    config = ModelConfig.from_directory(bf16_checkpoint.path)
+    loaded = [
+        load_cuda_weights(Checkpoint(path, config), config, torch.device(device), with_mtp=True, quantize=quantize)
+        for path, quantize in ((bf16_checkpoint.path, True), (tmp_path / "fp8", False))
+    ]
+    for now, stored in zip(*(weights.linears() for weights in loaded), strict=True):
+        assert now.is_fp8 == stored.is_fp8
+        assert torch.equal(now.weights, stored.weights)
+        if now.scales is not None and stored.scales is not None:
+            assert torch.equal(now.scales, stored.scales)
+    assert sum(linear.is_fp8 for linear in loaded[0].linears()) > 8
 
 
 @pytest.mark.parametrize("length", [1, 2, 3] if ON_CARD else [1])

@@ -1,12 +1,27 @@
-"""Prefill kernels against their twins: chunked delta rule, weights unpacked, SwiGLU and the gated norm."""
+"""Prefill kernels against their twins: chunked delta rule, weights unpacked, norms, merged attention, FP8."""
+
+import dataclasses
 
 import pytest
 import torch
+from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.cuda_prefill import rows_from
 from kernarc.decoder.kernels.gdn_prefill import gdn_prefill
 from kernarc.decoder.kernels.gdn_prepare import conv_naive
 from kernarc.decoder.kernels.gdn_verify import delta_rule_naive, gated_norm_naive
+from kernarc.decoder.kernels.norm import rms_norm_naive
 from kernarc.decoder.kernels.packing import pack_bf16, pack_fp8, unpack
-from kernarc.decoder.kernels.prefill import gated_norm, swiglu_into, unpack_into
+from kernarc.decoder.kernels.prefill import (
+    add_norm,
+    gated_norm,
+    merge_and_gate,
+    merge_and_gate_naive,
+    swiglu_into,
+    unpack_into,
+)
+from kernarc.decoder.kernels.prefill_fp8 import fits, fp8_linear, fp8_product, quantise_rows, quantise_rows_naive
+from kernarc.decoder.random_cuda_weights import RandomWeights
+from kernarc.decoder.shapes import read_shape
 
 HEADS, KEY_HEADS, DIM, TAPS = 2, 1, 16, 4
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
@@ -62,6 +77,28 @@ def test_unpacking_gives_back_the_weights(rows: int, columns: int, device: str) 
         out = torch.full((packed.n * packed.k + 8,), float("nan"), device=device)
         assert torch.equal(unpack_into(on_device, out).cpu(), unpack(packed))
         assert out[packed.n * packed.k :].isnan().all()
+        if packed.is_fp8:  # as bytes, without scales
+            raw = torch.full((packed.n * packed.k + 8,), 0x7F, dtype=torch.uint8, device=device)
+            unscaled = unpack(dataclasses.replace(packed, scales=torch.ones_like(packed.scales)))
+            assert torch.equal(unpack_into(on_device, raw).view(torch.float8_e4m3fn).float().cpu(), unscaled)
+            assert (raw[packed.n * packed.k :] == 0x7F).all()
+
+
+def test_the_last_rows_alone_are_the_last_rows(device: str) -> None:
+    values = torch.randint(0, 0x7F, (384, 256), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    scale = torch.rand(3, 2, device=device) + 0.5
+    for parts in ([(values, scale)], [(values[:256], scale[:2]), (values[256:], scale[2:])]):
+        packed = pack_fp8(parts)
+        cut = rows_from(packed, 256)
+        assert cut is not None
+        assert fits(packed) == fits(cut) == (packed.k % 512 == 0)
+        assert torch.equal(unpack(cut), unpack(packed)[256:])
+        assert torch.equal(unpack_into(cut, torch.empty(128 * 256, device=device)), unpack(packed)[256:])
+    dense = torch.randn(384, 64, device=device).to(torch.bfloat16)
+    cut = rows_from(pack_bf16(dense), 128)
+    assert cut is not None
+    assert torch.equal(unpack(cut), dense[128:].float())
+    assert rows_from(packed, 64) is None
 
 
 def _fields(packed: object) -> list[object]:
@@ -78,3 +115,89 @@ def test_swiglu_and_gated_norm_equal_their_twins(device: str) -> None:
     weight = torch.randn(16, device=device)
     expected = gated_norm_naive(o.float(), wide[:, 52:].view(5, 3, 16), weight, 1e-6).flatten(1)
     torch.testing.assert_close(gated_norm(o, wide[:, 52:], weight, 1e-6), expected)
+
+
+@pytest.mark.parametrize("width", [96, 160])
+def test_residual_addition_and_norm(width: int, device: str) -> None:
+    stream, y = torch.randn(5, width, device=device), torch.randn(5, width, device=device)
+    weight = torch.randn(width, device=device)
+    expected = stream + y
+    normed = add_norm(stream, y, weight, 1e-6)
+    assert torch.equal(stream, expected)
+    torch.testing.assert_close(normed, rms_norm_naive(expected, weight, 1e-6))
+
+
+@pytest.mark.parametrize("two_parts", [False, True])
+def test_merged_attention_is_attention_over_all_keys(two_parts: bool, device: str) -> None:
+    """Three heads of 16, rows that see 40 keys, split at key 24; the outputs lie as [T, H, D] in memory."""
+    q, k, v = torch.randn(3, 5, 16), torch.randn(3, 40, 16), torch.randn(3, 40, 16)
+    qkv = torch.randn(5, 3 * 32 + 7)
+
+    def part(keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = q @ k[:, keys].mT
+        out = (scores.softmax(-1) @ v[:, keys]).transpose(0, 1).contiguous().to(device).transpose(0, 1)
+        return out, scores.logsumexp(-1).to(device)
+
+    whole = part(slice(40))
+    parts = (part(slice(24)), part(slice(24, 40))) if two_parts else ((whole[0], None), None)
+    merged = merge_and_gate(*parts, qkv.to(device)).cpu()
+    gate = qkv[:, : 3 * 32].view(5, 3, 2, 16)[:, :, 1]
+    expected = merge_and_gate_naive((whole[0].cpu(), None), None, gate)
+    torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-5)
+    if two_parts:
+        on_cpu = [(out.cpu(), log.cpu()) for out, log in parts]  # type: ignore[misc]
+        torch.testing.assert_close(merge_and_gate_naive(*on_cpu, gate), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_rows_quantise_as_their_twin(rows: int, device: str) -> None:
+    x = torch.randn(rows, 640, device=device) * torch.logspace(-6, 3, 640, device=device)
+    x[0, :128] = 0
+    x = x.to(torch.bfloat16).float()
+    quantised, twin = quantise_rows(x), quantise_rows_naive(x)
+    assert quantised.values.shape[0] % 4 == 0
+    assert quantised.scale.stride(0) == 1
+    torch.testing.assert_close(quantised.scale[:rows], twin.scale)
+    assert not quantised.values[rows:].float().any()
+    restored = quantised.values[:rows].float().view(rows, -1, 128) * quantised.scale[:rows, :, None]
+    rounding = 1 / 16 if device == "cuda" else 1 / 2  # the interpreter loses the carry of a mantissa that rounds up
+    bound = x.view(rows, -1, 128).abs() * rounding + quantised.scale[:rows, :, None] * 2**-9  # subnormals
+    assert ((restored - x.view(rows, -1, 128)).abs() <= bound * 1.001).all()
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_fp8_products(rows: int, device: str) -> None:
+    """Against fp64 on the quantised operands: bf16 output is all that is lost."""
+    if device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no block-scaled FP8 product before sm_90")
+    values = torch.randint(0, 0x7F, (256, 512), dtype=torch.uint8, device=device)
+    scale = torch.rand(2, 4, device=device) + 0.5
+    packed = pack_fp8([(values.view(torch.float8_e4m3fn), scale)])
+    assert fits(packed)
+    assert not fits(pack_fp8([(values[:, :384].contiguous().view(torch.float8_e4m3fn), scale[:, :3])]))
+    x = torch.randn(rows, 512, device=device).to(torch.bfloat16)
+    product = fp8_linear(x, packed, torch.empty(256 * 512, dtype=torch.uint8, device=device))
+    quantised = quantise_rows(x)
+    exact = quantised.values.double() * quantised.scale.double().repeat_interleave(128, 1)
+    assert relative(product, exact[:rows] @ unpack(packed).double().t()) < 3e-3
+    if device == "cuda":
+        assert relative(product, x.double() @ unpack(packed).double().t()) < 5e-2
+    assert torch.equal(product, fp8_product(quantised, values.view(torch.float8_e4m3fn), scale, torch.bfloat16)[:rows])
+
+
+def test_random_weights_lie_as_packed_ones(device: str) -> None:
+    make = RandomWeights(ModelConfig.from_dict(read_shape("tiny")), torch.device(device))
+    for n, k, interleave in ((384, 256, False), (144, 264, False), (512, 128, True), (192, 128, True)):
+        made = make.fp8(n, k, interleave=interleave)
+        values = torch.zeros(n // 2 if interleave else n, k, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        scale = torch.ones(-(-len(values) // 128), -(-k // 128), device=device)
+        packed = pack_fp8([(values, scale)] * (1 + interleave), interleave=interleave)
+        for name in ("weights", "scales", "scale_rows"):
+            assert getattr(made, name).shape == getattr(packed, name).shape, name
+        assert torch.equal(made.scale_rows, packed.scale_rows)  # type: ignore[arg-type]
+        assert (made.n, made.k, made.scale_mode) == (packed.n, packed.k, packed.scale_mode)
+        weights = unpack(made)
+        assert weights.isfinite().all()
+        assert 0.5 < float(weights.std()) * k**0.5 < 2
+    dense = unpack(make.bf16(144, 264))
+    assert 0.5 < float(dense.std()) * 264**0.5 < 2

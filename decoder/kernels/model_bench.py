@@ -1,0 +1,111 @@
+"""Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
+
+`python -m kernarc.decoder.kernels.model_bench [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
+[--draft-rows 40960] [--prefill-fp8] [--profile]`. Ids mean nothing here (device_check has those); bytes, products and
+caches are the model's own. Prints one line a measurement.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from statistics import median
+
+import torch
+import triton
+from torch.profiler import ProfilerActivity, profile
+
+from ..config import ModelConfig
+from ..cuda_session import CudaSession
+from ..random_cuda_weights import RandomWeights
+from ..shapes import read_shape
+from .products import CudaProducts
+
+WARM_STEPS = 4
+
+
+def main() -> None:
+    """Print load, prefill and step times."""
+    options = _options()
+    config = ModelConfig.from_dict(read_shape(options.shape))
+    if options.layers:
+        count = min(options.layers, config.num_hidden_layers)
+        config = replace(config, num_hidden_layers=count, layer_types=config.layer_types[:count])
+    depths = [int(depth) for depth in options.depths.split(",")]
+    drafts = [int(count) for count in options.drafts.split(",") if count]
+    card = torch.device("cuda", torch.cuda.current_device())
+    print(
+        f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}, {options.shape}, "
+        f"{config.num_hidden_layers} layers, draft head {options.draft_rows or config.vocab_size} rows",
+        flush=True,
+    )
+    weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
+    start = time.perf_counter()
+    window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
+    products = CudaProducts(weights.linears(), card)
+    session = CudaSession(config, weights, products, max_context=window, device=card, prefill_fp8=options.prefill_fp8)
+    session.warm_up(drafts[0] if drafts else 0)
+    print(f"warm-up {time.perf_counter() - start:.1f} s, {_gib():.1f} GiB allocated", flush=True)
+    for depth in depths:
+        _measure(session, depth, drafts, options.steps)
+    if options.profile:
+        for depth in depths:
+            profile_prefill(session, depth)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="27b")
+    parser.add_argument("--layers", type=int, help="only the first so many layers")
+    parser.add_argument("--depths", default="8192,65536")
+    parser.add_argument("--drafts", default="3", help="draft counts to time, empty for none")
+    parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--prefill-fp8", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
+    return parser.parse_args()
+
+
+def _gib() -> float:
+    return torch.cuda.memory_allocated() / 2**30
+
+
+def _prompt(session: CudaSession, depth: int) -> list[int]:
+    return [(7919 * place + 13) % session.config.vocab_size for place in range(depth)]
+
+
+def _measure(session: CudaSession, depth: int, drafts: list[int], steps: int) -> None:
+    prompt = _prompt(session, depth)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        session.prefill(prompt)
+        seconds.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    print(f"depth {depth:6} prefill {seconds[-1]:6.3f} s (first {seconds[0]:.3f}), peak {peak:.1f} GiB", flush=True)
+    for count in drafts:
+        times = []
+        for _ in range(steps + WARM_STEPS):
+            start = time.perf_counter()
+            session.step(count)
+            times.append((time.perf_counter() - start) * 1e3)
+        settled = times[WARM_STEPS:]
+        mean = sum(settled) / len(settled)
+        print(f"depth {depth:6} drafts {count} step {mean:7.3f} ms (median {median(settled):.3f})", flush=True)
+
+
+def profile_prefill(session: CudaSession, depth: int) -> None:
+    """Print the kernels of one prefill, the largest share first."""
+    prompt = _prompt(session, depth)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        session.prefill(prompt)
+        torch.cuda.synchronize()
+    rows = [(event.self_device_time_total / 1e3, event.count, event.key) for event in trace.key_averages()]
+    print(f"prefill of {depth}: {sum(row[0] for row in rows):.1f} ms busy")
+    for ms, count, name in sorted(rows, reverse=True)[:22]:
+        print(f"{ms:9.2f} ms {count:6} calls {1e3 * ms / max(count, 1):9.1f} us each  {name[:90]}")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
