@@ -3,15 +3,27 @@
 import math
 from collections.abc import Sequence
 
+from .bootstrap import Floats
 from .intervals import DepthInterval, depth_intervals
 from .outcomes import Attribution
 from .pairing import DepthPairs
 
 
 def attribute(
-    depths: Sequence[DepthPairs], *, confidence: float, n_resamples: int, seed: int
+    depths: Sequence[DepthPairs],
+    *,
+    confidence: float,
+    n_resamples: int,
+    seed: int,
+    candidate_second: Sequence[bool] | None = None,
 ) -> list[Attribution | None]:
     """Step and acceptance effects of every depth with the same kind of interval as the speed; None without steps."""
+
+    def intervals(ratios: list[list[Floats]]) -> list[DepthInterval]:
+        return depth_intervals(
+            ratios, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=candidate_second
+        )
+
     split = [(pairs.log_step_ratios(), pairs.log_tokens_per_step_ratios()) for pairs in depths]
     known = [index for index, (step, tokens) in enumerate(split) if step is not None and tokens is not None]
     result: list[Attribution | None] = [None] * len(depths)
@@ -19,9 +31,7 @@ def attribute(
         return result
     steps = [step for step, _ in split if step is not None]
     slower_by_tokens = [[-values for values in tokens] for _, tokens in split if tokens is not None]
-    step_intervals = depth_intervals(steps, confidence=confidence, n_resamples=n_resamples, seed=seed)
-    token_intervals = depth_intervals(slower_by_tokens, confidence=confidence, n_resamples=n_resamples, seed=seed)
-    for index, step_interval, token_interval in zip(known, step_intervals, token_intervals, strict=True):
+    for index, step_interval, token_interval in zip(known, intervals(steps), intervals(slower_by_tokens), strict=True):
         result[index] = _attribution(step_interval, token_interval)
     return result
 

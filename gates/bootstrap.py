@@ -2,7 +2,8 @@
 
 A resampled estimate is linear in the data, mean* = Σ w·d, so the draws are made once as a matrix of weights and every
 depth (and, in a simulation, every comparison) is one matrix product. Launches are drawn jointly for all depths,
-because one launch's luck touches all of them; requests are drawn for each depth alone.
+because one launch's luck touches all of them; requests are drawn for each depth alone. Strata (launches of one start
+order, crossover.py) are drawn each for itself, so that a resample never mistakes an order's effect for a launch's luck.
 """
 
 import warnings
@@ -16,26 +17,39 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-def resampling_weights(counts: Counts, width: int, n_resamples: int, seed: int) -> Floats:
+def resampling_weights(counts: Counts, width: int, n_resamples: int, seed: int, strata: Counts | None = None) -> Floats:
     """Weights of every datum in every resample.
 
-    counts [D, L]: pairs of each depth and launch, at least 1. width R: the longest launch.
+    counts [D, L]: pairs of each depth and launch, at least 1. width R: the longest launch. strata [L], from 0: launches
+    are drawn within their own, and every stratum weighs the same; None: all launches are one.
     Returns [D, n_resamples, L·R]; a row sums to 1, and a datum past its launch's count weighs 0.
     """
     if counts.size == 0 or counts.min() < 1:
         raise ValueError("every launch needs a pair at every depth")
     rng = np.random.default_rng(seed)
     num_depths, num_launches = counts.shape
-    drawn = rng.integers(num_launches, size=(n_resamples, num_launches))  # [B, L], shared by the depths
+    drawn, launch_weight = _draw_launches(rng, n_resamples, np.zeros(num_launches, int) if strata is None else strata)
     weights = np.empty((num_depths, n_resamples, num_launches * width))
     first_cell = np.arange(n_resamples)[:, None] * (num_launches * width) + drawn * width
     for depth in range(num_depths):
         size = counts[depth, drawn][..., None]  # [B, L, 1]
         request = np.minimum((rng.random((n_resamples, num_launches, width)) * size).astype(np.int64), size - 1)
-        weight = np.where(np.arange(width) < size, 1.0 / (num_launches * size), 0.0)
+        weight = np.where(np.arange(width) < size, launch_weight[:, None] / size, 0.0)
         cells = (first_cell[..., None] + request).ravel()
         weights[depth] = np.bincount(cells, weight.ravel(), n_resamples * num_launches * width).reshape(n_resamples, -1)
     return weights
+
+
+def _draw_launches(rng: np.random.Generator, n_resamples: int, strata: Counts) -> tuple[Counts, Floats]:
+    """Launches drawn with replacement within their strata, [B, L], shared by the depths; each draw's weight, [L]."""
+    drawn = np.empty((n_resamples, len(strata)), dtype=np.int64)
+    weight = np.empty(len(strata))
+    num_strata = int(strata.max()) + 1
+    for stratum in range(num_strata):
+        own = np.flatnonzero(strata == stratum)
+        drawn[:, own] = own[rng.integers(len(own), size=(n_resamples, len(own)))]
+        weight[own] = 1.0 / (num_strata * len(own))
+    return drawn, weight
 
 
 def resampled_means(values: Floats, weights: Floats) -> Floats:

@@ -1,5 +1,6 @@
 """A real A/A on this machine: pairs of a build with itself, turned into noise components and what they allow."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .bootstrap import Floats
@@ -43,7 +44,8 @@ def calibrate(measured: Measured, config: GateConfig) -> Calibration:
     if pairing.void_reasons or len(pairing.launches) < 2:
         reasons = pairing.void_reasons or ("noise components need at least two launches",)
         return Calibration(len(pairing.launches), (), (), reasons)
-    depths = tuple(_depth_noise(pairs.depth, pairs.log_tpot_ratios(), config) for pairs in pairing.depths)
+    orders = measured.candidate_second(pairing)
+    depths = tuple(_depth_noise(pairs.depth, pairs.log_tpot_ratios(), orders, config) for pairs in pairing.depths)
     found = Calibration(len(pairing.launches), depths, (), ())
     recommendations = tuple(
         recommend(
@@ -61,11 +63,11 @@ def calibrate(measured: Measured, config: GateConfig) -> Calibration:
 def found_noise(calibration: Calibration) -> Noise:
     """The loudest depth's components as a noise to simulate."""
     components = calibration.loudest.noise
-    return Noise("as measured", launch=components.launch, request=components.request)
+    return Noise("as measured", launch=components.launch, request=components.request, order=components.order or 0.0)
 
 
 def rule_of(config: GateConfig, depths: int | None = None) -> GateRule:
-    """The part of a gate's configuration that a simulation needs."""
+    """The part of a gate's configuration that a simulation needs; engines that we start are a crossover."""
     return GateRule(
         depths=depths or len(config.depths),
         requests=config.requests_per_depth,
@@ -75,8 +77,10 @@ def rule_of(config: GateConfig, depths: int | None = None) -> GateRule:
     )
 
 
-def _depth_noise(depth: int, launches: list[Floats], config: GateConfig) -> DepthNoise:
-    noise = noise_components(launches)
+def _depth_noise(
+    depth: int, launches: list[Floats], candidate_second: Sequence[bool] | None, config: GateConfig
+) -> DepthNoise:
+    noise = noise_components(launches, candidate_second)
     detectable = tuple(
         detectable_effect(
             noise,

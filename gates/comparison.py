@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from ..harness.records import LaunchRecord, RunManifest, StreamRecord
 from .attribution import attribute, fraction
 from .config import GateConfig
-from .control import ControlReport, judge_blocks
+from .control import NO_CONTROL, ControlReport, judge_blocks
+from .crossover import candidate_second
 from .intervals import DepthInterval, depth_intervals
-from .outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
-from .pairing import DepthPairs, Pairing, pair_streams
+from .outcomes import Attribution, DepthOutcome, Estimator, GateOutcome, OrderEffect, OutputOutcome, Verdict
+from .pairing import Pairing, pair_streams
 from .verdict import improved_depths, joint_verdict, launches_needed, speed_verdict
 
 
@@ -45,6 +46,10 @@ class Measured:
             void_blocks=void_blocks,
         )
 
+    def candidate_second(self, pairing: Pairing) -> tuple[bool, ...] | None:
+        """Whether the candidate was started after the baseline, for every launch of a pairing; None: no start order."""
+        return candidate_second(self.manifest, self.baseline, self.candidate, pairing.launches)
+
 
 def evaluate(
     measured: Measured,
@@ -59,10 +64,10 @@ def evaluate(
     output_checks: baseline's, candidate's; none while they have not run, which never passes. void_reasons: what went
     wrong outside the records (an engine died, an interruption).
     """
-    control = _control(measured, config)
+    control = control_report(measured, config)
     pairing = measured.pairing(control.void_blocks)
     reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
-    intervals, attributions = _estimates(pairing.depths if pairing.launches else (), measured.manifest.seed, config)
+    intervals, attributions = _estimates(measured, pairing, config)
     checks = {check.build: check for check in output_checks}
     speed = speed_verdict(intervals, config.margin)
     verdict = joint_verdict(speed, checks.get(measured.baseline), checks.get(measured.candidate), reasons)
@@ -79,6 +84,7 @@ def evaluate(
         improved_depths=improved_depths(list(zip(depths, intervals, strict=False))),
         margin=config.margin,
         confidence=config.confidence_of_a_look,
+        estimator=_estimator(intervals),
         launches=measured.launches,
         launch_limit=config.launch_limit,
         depths=tuple(
@@ -105,10 +111,11 @@ def seconds_a_launch(streams: Sequence[StreamRecord], launches: Sequence[LaunchR
     return (measuring_s + sum(record.ready_s for record in launches)) / len(spans)
 
 
-def _control(measured: Measured, config: GateConfig) -> ControlReport:
+def control_report(measured: Measured, config: GateConfig) -> ControlReport:
+    """The blocks that the control build voids; none where the gate has no control."""
     names = [build.name for build in measured.manifest.builds]
     if config.control is None:
-        return ControlReport(frozenset(), ())
+        return NO_CONTROL
     if len(names) < 3:
         return ControlReport(frozenset(), (f"the control build {config.control} was not measured",))
     done = [stream for stream in measured.streams if stream.launch < measured.launches]
@@ -116,14 +123,32 @@ def _control(measured: Measured, config: GateConfig) -> ControlReport:
 
 
 def _estimates(
-    depths: Sequence[DepthPairs], seed: int, config: GateConfig
+    measured: Measured, pairing: Pairing, config: GateConfig
 ) -> tuple[list[DepthInterval], list[Attribution | None]]:
-    if not depths:
+    if not pairing.launches or not pairing.depths:
         return [], []
-    ratios = [pairs.log_tpot_ratios() for pairs in depths]
-    confidence = config.confidence_of_a_look
-    intervals = depth_intervals(ratios, confidence=confidence, n_resamples=config.n_resamples, seed=seed)
-    return intervals, attribute(depths, confidence=confidence, n_resamples=config.n_resamples, seed=seed)
+    ratios = [pairs.log_tpot_ratios() for pairs in pairing.depths]
+    confidence, n_resamples, seed = config.confidence_of_a_look, config.n_resamples, measured.manifest.seed
+    orders = measured.candidate_second(pairing)
+    intervals = depth_intervals(
+        ratios, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+    return intervals, attribute(
+        pairing.depths, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+
+
+def _estimator(intervals: Sequence[DepthInterval]) -> Estimator:
+    is_crossover = bool(intervals) and all(interval.order_effect is not None for interval in intervals)
+    return Estimator.CROSSOVER if is_crossover else Estimator.LAUNCH_MEAN
+
+
+def _order_outcome(interval: DepthInterval) -> OrderEffect | None:
+    order = interval.order_effect
+    if order is None:
+        return None
+    half_width = interval.student_half_width
+    return OrderEffect(effect=math.expm1(order), low=fraction(order - half_width), high=fraction(order + half_width))
 
 
 def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution | None) -> DepthOutcome:
@@ -140,4 +165,5 @@ def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution
         launches=interval.launches,
         pairs=interval.pairs,
         attribution=attribution,
+        order_effect=_order_outcome(interval),
     )

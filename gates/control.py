@@ -17,6 +17,10 @@ class ControlReport:
 
     void_blocks: frozenset[Block]
     void_reasons: tuple[str, ...]
+    blocks: int = 0  # judged
+
+
+NO_CONTROL = ControlReport(frozenset(), ())
 
 
 def judge_blocks(
@@ -44,7 +48,7 @@ def judge_blocks(
             f"the control build {control} drifted by more than {max_drift:.0%} in {len(void)} of {len(blocks)} blocks, "
             f"{max_void_share:.0%} allowed"
         )
-    return ControlReport(frozenset((launch, block) for _, launch, block in void), tuple(reasons))
+    return ControlReport(frozenset((launch, block) for _, launch, block in void), tuple(reasons), len(blocks))
 
 
 def _drift(block: tuple[int, int, int], levels: dict[tuple[int, int, int], float]) -> float:

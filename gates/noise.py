@@ -14,7 +14,7 @@ class Noise:
     launch, request: standard deviations of a launch's luck and of one pair. shared: share of the launch variance that
     all depths have in common. tail_df: Student t of so many degrees of freedom, scaled to the same standard deviations.
     wander: lag-1 correlation of successive pairs. drift: how much the machine slows down in the course of a launch, met
-    by ABBA order. order: how much slower an engine is for running second, met by launches in alternating order.
+    by ABBA order. order: how much slower an engine is for being started second, met by launches in turned order.
     spike_rate, spike: share of streams that take (1 + spike) times as long.
     bad_launch_rate, bad_launch: share of engine launches that are slower by that fraction as a whole.
     """
@@ -67,7 +67,7 @@ class Noise:
         return self.drift / (2 * requests) * _alternating(requests)
 
     def _order(self, launches: int) -> Floats:
-        """[launches, 1]: the candidate runs second in every other launch, first in the rest."""
+        """[launches, 1]: the candidate is started second in every other launch, first in the rest."""
         return self.order * _alternating(launches)[:, None]
 
     def _one_sided(self, rng: np.random.Generator, rate: float, size: tuple[int, ...]) -> Floats:
@@ -92,7 +92,10 @@ NOISES = (
     Noise("correlated depths: 90 % of launch luck shared", shared=0.9),
     Noise("wandering load: lag-1 correlation 0.9", wander=0.9),
     Noise("drift: 10 % slower in the course of a launch, ABBA", drift=0.1),
-    Noise("order: the second engine of a launch is 0.3 % slower", order=0.003),
+    Noise("order +0.3 %: the engine started second is 0.3 % slower", order=0.003),
+    Noise("order −2 %: the engine started second is 2 % faster", order=-0.02),
+    Noise("order −5 %: the engine started second is 5 % faster", order=-0.05),
+    Noise("order −5 %, loud launches: and launch 2 %", launch=0.02, order=-0.05),
     Noise("spikes: 2 % of streams take 30 % longer", spike_rate=0.02, spike=0.3),
     Noise("bad launches: 1 in 10 is 3 % slower", bad_launch_rate=0.1, bad_launch=0.03),
 )

@@ -8,7 +8,8 @@ import numpy as np
 from scipy import stats
 
 from .bootstrap import Floats
-from .intervals import MIN_LAUNCHES, student_quantile
+from .crossover import LaunchDesign
+from .intervals import MIN_LAUNCHES
 
 MAX_LAUNCHES = 60
 REQUEST_CHOICES = (5, 10, 20, 40, 80)
@@ -16,10 +17,14 @@ REQUEST_CHOICES = (5, 10, 20, 40, 80)
 
 @dataclass(frozen=True)
 class NoiseComponents:
-    """Standard deviations in log units: of a launch's luck, and of one pair within its launch."""
+    """Standard deviations in log units: of a launch's luck, and of one pair within its launch.
+
+    order: how much slower (log units) an engine is for being started second; None where start order does not vary.
+    """
 
     launch: float
     request: float
+    order: float | None = None
 
     def of_a_launch_mean(self, requests: int) -> float:
         """Standard deviation of the mean of a launch with so many pairs."""
@@ -35,23 +40,32 @@ class Recommendation:
     requests: int
 
 
-def noise_components(launches: Sequence[Floats]) -> NoiseComponents:
+def noise_components(launches: Sequence[Floats], candidate_second: Sequence[bool] | None = None) -> NoiseComponents:
     """One-way random-effects analysis of variance of one depth's log ratios; unequal launches allowed.
 
     request² = mean square within; launch² = (mean square between − within) / n₀, at least 0. (Searle, Casella and
-    McCulloch, Variance Components, 3.6.)
+    McCulloch, Variance Components, 3.6.) Where start order varies, launches deviate from their own order's mean.
     """
-    if len(launches) < 2 or min(len(values) for values in launches) < 1:
+    design = LaunchDesign.of(candidate_second, len(launches))
+    if design.degrees_of_freedom < 1 or min(len(values) for values in launches) < 1:
         raise ValueError("noise components need at least two launches with a pair each")
     sizes = np.array([len(values) for values in launches], dtype=np.float64)
-    total, count = sizes.sum(), len(launches)
     means = np.array([values.mean() for values in launches])
-    grand = float((sizes * means).sum() / total)
-    between = float((sizes * (means - grand) ** 2).sum()) / (count - 1)
+    total, count = sizes.sum(), len(launches)
+    between = typical = 0.0
+    for stratum in range(design.num_strata):
+        of_order, own = sizes[design.strata == stratum], means[design.strata == stratum]
+        grand = (of_order * own).sum() / of_order.sum()
+        between += float((of_order * (own - grand) ** 2).sum()) / design.degrees_of_freedom
+        typical += (of_order.sum() - (of_order**2).sum() / of_order.sum()) / design.degrees_of_freedom
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in launches)
     within = squares / (total - count) if total > count else 0.0
-    typical = (total - (sizes**2).sum() / total) / (count - 1)
-    return NoiseComponents(launch=math.sqrt(max(0.0, (between - within) / typical)), request=math.sqrt(within))
+    order = design.order_effects(means)
+    return NoiseComponents(
+        launch=math.sqrt(max(0.0, (between - within) / typical)),
+        request=math.sqrt(within),
+        order=None if order is None else float(order),
+    )
 
 
 def detectable_effect(
@@ -64,12 +78,16 @@ def detectable_effect(
     confidence: float,
     power: float = 0.9,
 ) -> float:
-    """The smallest slowdown (a fraction) at one depth that FAILs with this power: margin + (t + t_power)·s/√L."""
+    """The smallest slowdown (a fraction) at one depth that FAILs with this power: margin + (t + t_power)·s/√L.
+
+    Plain where the noise knows no start order, else with a crossover's error and degrees of freedom.
+    """
     if launches < MIN_LAUNCHES:
         return math.inf
-    error = noise.of_a_launch_mean(requests) / math.sqrt(launches)
-    reach = student_quantile(confidence, num_depths, launches) + float(stats.t.ppf(power, launches - 1))
-    return math.expm1(math.log1p(margin) + reach * error)
+    design = LaunchDesign.plain(launches) if noise.order is None else LaunchDesign.alternating(launches)
+    powered = float(stats.t.ppf(power, design.degrees_of_freedom)) * design.unit_error
+    reach = design.reach(confidence, num_depths) + powered
+    return math.expm1(math.log1p(margin) + reach * noise.of_a_launch_mean(requests))
 
 
 def recommend(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bootstrap import Counts, Floats, resampling_weights
+from .crossover import LaunchDesign
 from .intervals import half_widths
 from .noise import DESIGN_NOISE, NOISES, Noise
 
@@ -24,7 +25,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class GateRule:
-    """The part of a gate's configuration that a simulation needs. confidence is for all looks together."""
+    """The part of a gate's configuration that a simulation needs. confidence is for all looks together.
+
+    is_crossover: start order is taken out, as in every gate whose engines we start.
+    """
 
     depths: int = 4
     requests: int = 20
@@ -32,6 +36,11 @@ class GateRule:
     confidence: float = 0.95
     looks: tuple[int, ...] = (5, 8, 12)
     n_resamples: int = 2_000
+    is_crossover: bool = True
+
+    def design(self, launches: int) -> LaunchDesign:
+        """Of the first launches of a comparison."""
+        return LaunchDesign.alternating(launches) if self.is_crossover else LaunchDesign.plain(launches)
 
     @property
     def confidence_of_a_look(self) -> float:
@@ -66,7 +75,7 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One full run: the tables that `calibrate --simulate` prints."""
+    """One full run: the tables that `calibrate --simulate` prints. design_coverage: the plain formulas alone."""
 
     rule: GateRule
     design_coverage: tuple[Coverage, ...]
@@ -80,9 +89,10 @@ def simulate(
     rule: GateRule, comparisons: int, seed: int, progress: Progress, noises: Sequence[Noise] = NOISES
 ) -> Simulation:
     """All tables, on every core. Deterministic for a seed, whatever the number of cores."""
-    one_launch = (DESIGN_NOISE, replace(rule, requests=40), 1)
+    plain = replace(rule, is_crossover=False)
+    one_launch = (DESIGN_NOISE, replace(plain, requests=40), 1)
     design = [
-        (DESIGN_NOISE, replace(rule, requests=requests), launches)
+        (DESIGN_NOISE, replace(plain, requests=requests), launches)
         for requests in (20, 40)
         for launches in COVERAGE_LAUNCHES
     ]
@@ -148,15 +158,16 @@ def _decide(pairs: Floats, rule: GateRule) -> tuple[NDArray[np.bool_], NDArray[n
 
 
 def _half_widths(pairs: Floats, launches: int, rule: GateRule, confidence: float) -> tuple[Floats, Floats, Floats]:
-    counts, weights = _weights(pairs.shape[1], launches, pairs.shape[3], rule.n_resamples)
-    return half_widths(pairs.reshape(*pairs.shape[:2], -1), counts, weights, confidence)
+    counts, weights = _weights(pairs.shape[1], launches, pairs.shape[3], rule)
+    return half_widths(pairs.reshape(*pairs.shape[:2], -1), counts, weights, confidence, rule.design(launches))
 
 
 @cache
-def _weights(depths: int, launches: int, requests: int, n_resamples: int) -> tuple[Counts, Floats]:
+def _weights(depths: int, launches: int, requests: int, rule: GateRule) -> tuple[Counts, Floats]:
     """The same resamples for every comparison: they do not depend on the data."""
     counts = np.full((depths, launches), requests, dtype=np.int64)
-    return counts, resampling_weights(counts, requests, n_resamples, seed=launches)
+    strata = rule.design(launches).strata
+    return counts, resampling_weights(counts, requests, rule.n_resamples, launches, strata)
 
 
 def _chunks(noise: Noise, rule: GateRule, launches: int, comparisons: int, seed: int) -> Iterator[Floats]:

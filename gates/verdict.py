@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from .intervals import MIN_LAUNCHES, DepthInterval, student_quantile
+from .crossover import LaunchDesign
+from .intervals import MIN_LAUNCHES, DepthInterval
 from .outcomes import OutputOutcome, Verdict
 
 MAX_LAUNCHES_WORTH_NAMING = 200
@@ -60,8 +61,8 @@ def launches_needed(
     """Launches at which the deciding interval would clear the margin if the estimates stay where they are.
 
     confidence: of the present intervals; confidence_then: of those to come, the same unless given. To PASS every depth
-    has to, to FAIL one is enough. The half width at n launches is the present one times t(n)·√L / t(L)·√n. None where
-    the noise is unknown, or no number worth naming (200) would do.
+    has to, to FAIL one is enough. The half width at n launches is the present one times the ratio of the t interval's
+    reach, plain or crossover as now. None where the noise is unknown, or no number worth naming (200) would do.
     """
     if not intervals or any(not interval.half_width > 0 for interval in intervals):
         return None
@@ -77,9 +78,9 @@ def launches_needed(
 
 def _needed_at(interval: DepthInterval, distance: float, confidence: tuple[float, float], num_depths: int) -> float:
     """Launches until one depth's half width is below its distance from the margin; inf if over 200."""
-    now = student_quantile(confidence[0], num_depths, interval.launches) / math.sqrt(interval.launches)
+    now = interval.design.reach(confidence[0], num_depths)
     for launches in range(max(interval.launches + 1, MIN_LAUNCHES), MAX_LAUNCHES_WORTH_NAMING + 1):
-        then = student_quantile(confidence[1], num_depths, launches) / math.sqrt(launches)
-        if interval.half_width * then / now < distance:
+        design = LaunchDesign.plain(launches) if interval.order_effect is None else LaunchDesign.alternating(launches)
+        if interval.half_width * design.reach(confidence[1], num_depths) / now < distance:
             return launches
     return math.inf

@@ -20,7 +20,7 @@ from .plan import RunPlan, stream_limits
 from .progress import RunObserver
 from .records import EnvironmentSample, LaunchRecord, StreamRecord, StreamStatus
 from .requests import prompt_sha256, request_sha256
-from .schedule import Slot, launch_order
+from .schedule import Slot, launch_order, warmup_schedule
 from .storage import Request, RunDirectory, StorageError
 from .text_tokenizer import load_text_tokenizer
 from .token_counts import TextTokenizer
@@ -75,8 +75,7 @@ class Launch:
                 for name in launch_order([build.name for build in self._plan.builds], launch):
                     if any(slot.build == name for slot in slots):
                         arms[name] = self._start(name, launch, stack)
-                for arm in arms.values():
-                    self._warm_up(arm, launch, slots, requests)
+                self._warm_up(arms, launch, slots, requests)
                 for slot in slots:
                     self._observer.stream_begins(slot, launch)
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
@@ -117,14 +116,19 @@ class Launch:
         safe_name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
         return self._directory.logs_path / f"{safe_name}-l{launch}.log"
 
-    def _warm_up(self, arm: _Arm, launch: int, slots: Sequence[Slot], requests: Mapping[str, Request]) -> None:
-        depths = {slot.depth for slot in slots if slot.build == arm.build.name}
-        warmups = [request for request in requests.values() if request.is_warmup and request.depth in depths]
-        for number, request in enumerate(warmups):
-            slot = Slot(number, WARMUP_BLOCK, arm.build.name, request.depth, request.request_id)
-            self._observer.warming_up(arm.build.name, launch, request.depth)
-            self._directory.append(self._measure_slot(arm, slot, launch, request))
-        arm.counters_before = arm.counters
+    def _warm_up(
+        self, arms: Mapping[str, _Arm], launch: int, slots: Sequence[Slot], requests: Mapping[str, Request]
+    ) -> None:
+        """Every build answers the warm-ups of its depths, in turns; arms: in start order."""
+        depths = {(slot.build, slot.depth) for slot in slots}
+        warmups = [(request.depth, name) for name, request in requests.items() if request.is_warmup]
+        for slot in warmup_schedule(list(arms), warmups, WARMUP_BLOCK):
+            if (slot.build, slot.depth) in depths:
+                self._observer.warming_up(slot.build, launch, slot.depth)
+                request = requests[slot.request_id]
+                self._directory.append(self._measure_slot(arms[slot.build], slot, launch, request))
+        for arm in arms.values():
+            arm.counters_before = arm.counters
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
         completion = self._completion(arm, request)

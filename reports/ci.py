@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..gates.outcomes import DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from ..gates.outcomes import DepthOutcome, Estimator, GateOutcome, OutputOutcome, Verdict
 from .format import count, fixed, percent
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -73,16 +73,24 @@ def markdown(outcome: GateOutcome) -> str:
     ]
     if outcome.identity:
         lines += [outcome.identity, ""]
+    if outcome.order_words:
+        lines += [outcome.order_words, ""]
     lines += [f"- {reason}" for reason in outcome.void_reasons]
     lines += [
         f"**Next:** {outcome.next_step}",
         "",
         f"Margin {percent(outcome.margin).lstrip('+')}, {outcome.launches} of at most {outcome.launch_limit} launches, "
         f"run `{outcome.run_id}`. The interval is the wider of the two-level bootstrap's and of Student's t on launch "
-        "means, simultaneous over depths.",
+        f"means, simultaneous over depths{_estimator_words(outcome)}.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _estimator_words(outcome: GateOutcome) -> str:
+    return (
+        "; which engine was started first is taken out (crossover)" if outcome.estimator is Estimator.CROSSOVER else ""
+    )
 
 
 def depth_table(outcome: GateOutcome) -> list[str]:

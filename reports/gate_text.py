@@ -20,6 +20,8 @@ def print_outcome(outcome: GateOutcome, console: Console | None = None) -> None:
     print_checks(outcome.output_checks, [outcome.identity] if outcome.identity else [], console)
     for reason in outcome.void_reasons:
         console.print(f"void: {reason}", markup=False)
+    if outcome.order_words:
+        console.print(outcome.order_words, markup=False, soft_wrap=True)
     console.print(outcome.sentence, style=f"bold {COLOURS[outcome.verdict]}", markup=False, soft_wrap=True)
     console.print(outcome.next_step, markup=False, soft_wrap=True)
 

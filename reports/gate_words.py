@@ -15,7 +15,7 @@ def with_words(outcome: GateOutcome) -> GateOutcome:
         depth.model_copy(update={"words": in_words(depth.point_estimate, depth.attribution)})
         for depth in outcome.depths
     )
-    outcome = outcome.model_copy(update={"depths": depths})
+    outcome = outcome.model_copy(update={"depths": depths, "order_words": order_words(outcome)})
     return outcome.model_copy(update={"sentence": sentence(outcome), "next_step": next_step(outcome)})
 
 
@@ -49,6 +49,21 @@ def effect_words(depth: DepthOutcome) -> str:
     if depth.low is not None and depth.high is not None:
         bounds = f"{percent(depth.low)} to {percent(depth.high)}"
     return f"{unsigned(effect)} {direction} ({bounds}) at depth {count(depth.depth)}"
+
+
+def order_words(outcome: GateOutcome) -> str:
+    """What being started second did, at the depth where it did most; "" up to the margin, or where it is not known."""
+    known = [(abs(depth.order_effect.effect), depth) for depth in outcome.depths if depth.order_effect is not None]
+    size, worst = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    if worst is None or worst.order_effect is None or size <= outcome.margin:
+        return ""
+    order = worst.order_effect
+    bounds = "" if order.low is None or order.high is None else f" ({percent(order.low)} to {percent(order.high)})"
+    direction = "slower" if order.effect > 0 else "faster"
+    return (
+        f"The engine started second in a launch ran {unsigned(order.effect)} {direction}{bounds} at depth "
+        f"{count(worst.depth)}; removed from the estimate."
+    )
 
 
 def unsigned(fraction: float) -> str:

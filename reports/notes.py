@@ -129,6 +129,8 @@ def _intervals(table: SpeedTable) -> str:
         "Of a paired speed-up: as the gate computes it, for all depths at once, the wider of that bootstrap and "
         "Student's t on launch means."
     )
+    if any(each.is_crossover for each in table.speed_ups.values()):
+        text += " Which engine was started first in a launch is taken out of it (crossover)."
     if any(each.launches == 1 for each in table.speed_ups.values()):
         text += " With one launch it holds the spread of requests alone, not that between launches."
     return text
@@ -162,6 +164,12 @@ def _losses(run: SavedRun) -> Iterable[str]:
         when = interruption.wall_utc[:16].replace("T", " ")
         done = fmt.count(interruption.streams_done)
         yield f"Run {run.manifest.run_id} was interrupted {when} UTC after {done} streams ({interruption.reason})."
+    if run.control.void_blocks:
+        void_blocks, blocks = fmt.count(len(run.control.void_blocks)), fmt.count(run.control.blocks)
+        yield (
+            f"Run {run.manifest.run_id}: {void_blocks} of {blocks} blocks left out, because the control build "
+            f"{run.manifest.builds[2].name} drifted there; their streams are in the records and in no number here."
+        )
     void = sum(1 for stream in run.streams if stream.void_reason is not None)
     if void:
         yield f"Run {run.manifest.run_id}: {fmt.count(void)} of {fmt.count(len(run.streams))} streams void."

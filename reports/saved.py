@@ -9,7 +9,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ..gates.comparison import Measured, control_report
+from ..gates.config import GateConfig
+from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
+from ..harness.configfile import parse
 from ..harness.errors import RecordError
 from ..harness.records import Record, RunManifest, StreamRecord, StreamStatus
 from ..harness.storage import RunDirectory
@@ -56,8 +60,25 @@ class SavedRun:
         return cls(path, directory.manifest(), tuple(sorted(measured, key=_fixed_order)))
 
     def cell_streams(self, build: str, depth: int) -> tuple[StreamRecord, ...]:
-        """The measured streams of one build at one depth, void ones included."""
+        """The measured streams of one build at one depth, void ones included, less the blocks that a control voided."""
         return self._by_cell.get((build, depth), ())
+
+    def excluded_streams(self, build: str, depth: int) -> int:
+        """How many streams of a cell lie in blocks that a control voided."""
+        return sum(
+            stream.build == build and stream.depth == depth and self._is_excluded(stream) for stream in self.streams
+        )
+
+    @cached_property
+    def control(self) -> ControlReport:
+        """What a gate's control build voided, judged as the gate does; nothing in a run without one."""
+        if self.manifest.kind != "compare" or len(self.manifest.builds) < 3:
+            return NO_CONTROL
+        config = parse(self.manifest.config_yaml, GateConfig, f"{self.path}/manifest.json: config_yaml")
+        return control_report(Measured(self.manifest, self.streams, self.manifest.launches), config)
+
+    def _is_excluded(self, stream: StreamRecord) -> bool:
+        return (stream.launch, stream.block) in self.control.void_blocks
 
     def output_check(self, build: str) -> CheckResult:
         """What the output check said of this build's streams; missing where nobody checked them."""
@@ -67,7 +88,8 @@ class SavedRun:
     def _by_cell(self) -> dict[tuple[str, int], tuple[StreamRecord, ...]]:
         cells: dict[tuple[str, int], list[StreamRecord]] = {}
         for stream in self.streams:
-            cells.setdefault((stream.build, stream.depth), []).append(stream)
+            if not self._is_excluded(stream):
+                cells.setdefault((stream.build, stream.depth), []).append(stream)
         return {cell: tuple(streams) for cell, streams in cells.items()}
 
     @cached_property

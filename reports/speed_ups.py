@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..gates.bootstrap import Floats
+from ..gates.crossover import candidate_second
 from ..gates.intervals import DepthInterval, depth_intervals
 from ..gates.pairing import pair_streams
 from .estimates import CONFIDENCE, N_RESAMPLES, SEED
@@ -17,8 +18,9 @@ from .saved import SavedRun
 class SpeedUp:
     """A ratio of speeds at one depth, or over all of them; ratio None where `reason` says why.
 
-    Paired (one run, the same requests): the geometric mean of the per-request ratios; low and high hold for all
-    depths at once. Derived (two sessions): the ratio of the columns' medians, without an interval.
+    Paired (one run, the same requests): the geometric mean of the per-request ratios, in a crossover of both start
+    orders alike; low and high hold for all depths at once. Derived (two sessions): the ratio of the columns' medians,
+    without an interval.
     """
 
     ratio: float | None
@@ -27,6 +29,7 @@ class SpeedUp:
     high: float | None = None
     pairs: int = 0
     launches: int = 0
+    is_crossover: bool = False  # start order was taken out
     reason: str | None = None
 
 
@@ -51,16 +54,21 @@ def paired(run: SavedRun, baseline: str, candidate: str, depths: Sequence[int]) 
         launches=sorted({stream.launch for stream in measured}),
         requests_per_depth=run.manifest.requests_per_depth,
         max_missing_pairs_per_depth=run.manifest.max_void_streams_per_cell,
+        void_blocks=run.control.void_blocks,
     )
     if pairing.void_reasons:
         return _none(depths, "; ".join(pairing.void_reasons), is_derived=False)
+    # A comparison's table says what its verdict says; a bench, of few launches, keeps the mean anyone can work out.
+    is_gate = run.manifest.kind == "compare"
+    orders = candidate_second(run.manifest, baseline, candidate, pairing.launches) if is_gate else None
     faster = [[-ratios for ratios in each.log_tpot_ratios()] for each in pairing.depths]  # ln(baseline / candidate)
-    by_depth = {depth: _from_interval(interval) for depth, interval in zip(depths, _intervals(faster), strict=True)}
-    (overall,) = _intervals([_mean_over_depths(faster)])
+    intervals = _intervals(faster, orders)
+    by_depth = {depth: _from_interval(interval) for depth, interval in zip(depths, intervals, strict=True)}
+    (overall,) = _intervals([_mean_over_depths(faster)], orders)
     mean = math.exp(sum(math.log(each.ratio or 1.0) for each in by_depth.values()) / len(by_depth))
     pairs = sum(each.pairs for each in by_depth.values())
     low, high = _bounds(overall)
-    return SpeedUps(by_depth, SpeedUp(mean, False, low, high, pairs, overall.launches))
+    return SpeedUps(by_depth, SpeedUp(mean, False, low, high, pairs, overall.launches, _is_crossover(overall)))
 
 
 def derived(
@@ -83,8 +91,10 @@ def _none(depths: Sequence[int], reason: str, *, is_derived: bool) -> SpeedUps:
     return SpeedUps(dict.fromkeys(depths, nothing), nothing)
 
 
-def _intervals(log_ratios: Sequence[Sequence[Floats]]) -> list[DepthInterval]:
-    return depth_intervals(log_ratios, confidence=CONFIDENCE, n_resamples=N_RESAMPLES, seed=SEED)
+def _intervals(log_ratios: Sequence[Sequence[Floats]], orders: Sequence[bool] | None) -> list[DepthInterval]:
+    return depth_intervals(
+        log_ratios, confidence=CONFIDENCE, n_resamples=N_RESAMPLES, seed=SEED, candidate_second=orders
+    )
 
 
 def _mean_over_depths(faster: Sequence[Sequence[Floats]]) -> list[Floats]:
@@ -97,7 +107,13 @@ def _mean_over_depths(faster: Sequence[Sequence[Floats]]) -> list[Floats]:
 
 def _from_interval(interval: DepthInterval) -> SpeedUp:
     low, high = _bounds(interval)
-    return SpeedUp(math.exp(interval.point_estimate), False, low, high, interval.pairs, interval.launches)
+    return SpeedUp(
+        math.exp(interval.point_estimate), False, low, high, interval.pairs, interval.launches, _is_crossover(interval)
+    )
+
+
+def _is_crossover(interval: DepthInterval) -> bool:
+    return interval.order_effect is not None
 
 
 def _bounds(interval: DepthInterval) -> tuple[float, float] | tuple[None, None]:

@@ -16,7 +16,8 @@ def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> s
     streams = run.cell_streams(build, depth)
     reasons = void_reasons(streams)
     void = sum(stream.status is StreamStatus.VOID for stream in streams)
-    expected = run.manifest.requests_per_depth * _planned_launches(run, build)
+    planned = run.manifest.requests_per_depth * _planned_launches(run, build)
+    expected = planned - run.excluded_streams(build, depth)
     if not streams:
         return "not measured"
     if void > run.manifest.max_void_streams_per_cell:

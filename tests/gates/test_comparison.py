@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
 from kernarc.gates.config import GateConfig
-from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
+from kernarc.gates.outcomes import Estimator, GateOutcome, OutputOutcome, Verdict
 from kernarc.harness.records import StreamRecord, StreamStatus
+from kernarc.reports.ci import markdown
 from kernarc.reports.gate_words import with_words
 
 from .conftest import made_up_run_manifest
@@ -143,6 +144,48 @@ def test_events_that_are_not_steps_are_said(make_stream: MakeStream) -> None:
     assert found.verdict is Verdict.FAIL
     assert found.depths[0].attribution is None
     assert "cannot be told apart" in found.depths[0].words
+
+
+def started_second_runs_faster(streams: list[StreamRecord], by: float) -> list[StreamRecord]:
+    """The same streams, but whichever engine is started second in a launch takes (1 − by) times as long."""
+
+    def quick(stream: StreamRecord) -> StreamRecord:
+        events = (event.model_copy(update={"t_ns": round(event.t_ns * (1 - by))}) for event in stream.events)
+        return stream.model_copy(update={"events": tuple(events)})
+
+    return [quick(stream) if stream.build == "ba"[stream.launch % 2] else stream for stream in streams]
+
+
+def test_start_order_is_taken_out_and_said(make_stream: MakeStream) -> None:
+    """Five launches hold three of one order: plain means would keep a fifth of the 5 % and an interval of ± 15 %."""
+    still, moved = measured(make_stream), started_second_runs_faster(measured(make_stream), 0.05)
+    found, same = outcome(moved), outcome(still)
+    assert (found.verdict, found.estimator) == (Verdict.PASS, Estimator.CROSSOVER)
+    for one, other in zip(found.depths, same.depths, strict=True):
+        assert one.point_estimate == pytest.approx(other.point_estimate, abs=1e-6)
+        assert one.high == pytest.approx(other.high, abs=1e-6)
+        assert one.attribution is not None
+        assert one.attribution.step_effect == pytest.approx(one.point_estimate)
+        assert one.order_effect is not None
+        assert one.order_effect.effect == pytest.approx(-0.05, abs=0.003)
+        assert one.order_effect.low is not None
+        assert one.order_effect.low < one.order_effect.effect
+    assert found.order_words.startswith("The engine started second in a launch ran 5.")
+    assert " % faster (−5." in found.order_words
+    assert found.order_words.endswith("removed from the estimate.")
+    assert found.order_words in markdown(found)
+    assert "taken out (crossover)" in markdown(found)
+    assert same.order_words == ""
+    assert GateOutcome.model_validate_json(found.model_dump_json()) == found
+
+
+def test_engines_that_we_do_not_start_keep_the_plain_formulas(make_stream: MakeStream) -> None:
+    manifest = made_up_run_manifest()
+    builds = tuple(build.model_copy(update={"engine": "endpoint"}) for build in manifest.builds)
+    found = outcome(measured(make_stream), manifest=manifest.model_copy(update={"builds": builds}))
+    assert (found.verdict, found.estimator) == (Verdict.PASS, Estimator.LAUNCH_MEAN)
+    assert [depth.order_effect for depth in found.depths] == [None, None]
+    assert "crossover" not in markdown(found)
 
 
 def with_control(make_stream: MakeStream, slow_blocks: set[tuple[int, int, int]]) -> list[StreamRecord]:

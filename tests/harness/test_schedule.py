@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 
 import pytest
-from kernarc.harness.schedule import Slot, launch_order, launch_schedule
+from kernarc.harness.schedule import Slot, launch_order, launch_schedule, warmup_schedule
 
 
 def blocks_of(slots: list[Slot]) -> dict[int, list[Slot]]:
@@ -43,8 +43,30 @@ def test_both_orders_occur_and_every_round_meets_every_depth() -> None:
     assert all(set(depths[n : n + 3]) == {64, 128, 256} for n in range(0, len(depths), 3))
 
 
+@pytest.mark.parametrize("builds", ["ab", "abc"])
+def test_every_other_block_of_a_depth_is_the_mirror_image_of_the_one_before(builds: str) -> None:
+    for launch in range(4):
+        blocks = blocks_of(launch_schedule(list(builds), [64, 128], 16, launch, seed=3)).values()
+        for depth in (64, 128):
+            orders = ["".join(slot.build for slot in block) for block in blocks if block[0].depth == depth]
+            first = [order[: len(builds)] for order in orders]
+            assert len(first) == 8
+            assert all(second == one[::-1] for one, second in zip(first[::2], first[1::2], strict=True))
+
+
+def test_warm_ups_take_turns_and_end_as_even_as_their_number_allows() -> None:
+    requests = [(64, "w0"), (64, "w1"), (128, "w2"), (128, "w3")]
+    slots = warmup_schedule(["b", "a"], requests, block=-1)
+    assert "".join(slot.build for slot in slots) == "baabbaab"
+    assert [slot.request_id for slot in slots] == ["w0", "w0", "w1", "w1", "w2", "w2", "w3", "w3"]
+    assert [slot.order for slot in slots] == list(range(8))
+    assert {slot.block for slot in slots} == {-1}
+    mean = {build: sum(slot.order for slot in slots if slot.build == build) / 4 for build in "ab"}
+    assert mean["a"] == mean["b"]
+
+
 def test_the_order_depends_on_seed_and_launch_only() -> None:
-    make = lambda seed, launch: launch_schedule(["a", "b"], [64, 128], 4, launch, seed)  # noqa: E731
+    make = lambda seed, launch: launch_schedule(["a", "b"], [64, 128], 16, launch, seed)  # noqa: E731
     assert make(1, 0) == make(1, 0)
     assert [s.build for s in make(1, 0)] != [s.build for s in make(2, 0)] or make(1, 0)[0].depth != make(2, 0)[0].depth
     assert [s.build for s in make(1, 0)] != [s.build for s in make(1, 1)]
