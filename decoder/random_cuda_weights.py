@@ -6,6 +6,8 @@ order one. Its output means nothing; its bytes, products and caches are those of
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .config import FULL_ATTENTION, ModelConfig
@@ -74,8 +76,8 @@ class RandomWeights:
 
     def dense(self, rows: int, columns: int) -> torch.Tensor:
         """bf16 [rows, columns] of standard deviation 1/√columns."""
-        values = torch.randn(rows, columns, generator=self.generator, device=self.device) * float(columns) ** -0.5
-        return values.bfloat16()
+        values = torch.randn(rows, columns, generator=self.generator, device=self.device)
+        return (values / math.sqrt(columns)).bfloat16()
 
     def fp8(self, n: int, k: int, *, interleave: bool = False) -> PackedLinear:
         """Packed e4m3 weights [n, k] as pack_fp8 would have left them, one 128×128 block under one scale."""
