@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,17 @@ from tokenizers import Tokenizer
 from ..generate import Decoder
 from .bits import BitsPerByte, bits_per_byte, xz_bits_per_byte
 from .card import add_scores
+from .delta_rule import CHUNK
 from .export import load_weights
 from .heldout import HeldOutText, prompts
 from .losses import LossFunctions
 from .model import TrainingModel
+from .progress import say
+from .scores import loop_scores
 from .shape import Shape
 from .tokenizer import token_bytes
 
 SAMPLE_PROMPT = 'def read_config(path):\n    """Read a configuration file and return its settings."""\n'
-
-
-def say(message: str) -> None:
-    """One line on stdout."""
-    sys.stdout.write(message + "\n")
-    sys.stdout.flush()
 
 
 def measure_bits(folder: Path, ids: list[int], tokenizer: Tokenizer, length: int, most_windows: int) -> BitsPerByte:
@@ -100,6 +96,17 @@ def acceptance_scores(decoder: Decoder, ids: list[int], arguments: argparse.Name
     return scores
 
 
+def measure_loops(folder: Path, ids: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Share of greedy continuations that the harness would void, at the depths asked for that are whole chunks."""
+    model = TrainingModel(Shape.from_directory(folder))
+    load_weights(model, folder)
+    depths = [depth for depth in arguments.depths if depth % CHUNK == 0]
+    scores = loop_scores(model, torch.tensor(ids), depths, (arguments.max_tokens,), arguments.loop_prompts)
+    for name, value in scores.items():
+        say(f"{name}: {value}")
+    return scores
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.evaluate", description=__doc__)
@@ -107,8 +114,9 @@ def main() -> None:
     parser.add_argument("--library", type=Path, help="a standard library's folder (default: the running interpreter's)")
     parser.add_argument("--windows", type=int, default=1000, help="at most this many windows for bits per byte")
     parser.add_argument("--length", type=int, default=8192, help="tokens a window")
-    parser.add_argument("--depths", type=int, nargs="*", default=[128, 1024])
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--depths", type=int, nargs="*", default=[128, 1024, 4096])
+    parser.add_argument("--prompts", type=int, default=16, help="to decode with drafts, a depth")
+    parser.add_argument("--loop-prompts", type=int, default=48, help="to look for loops, a depth")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write-card", action="store_true", help="put the scores into training.json and README.md")
@@ -130,6 +138,8 @@ def main() -> None:
             "bits per byte by position": positions,
             "bits per byte of `xz -9`": round(xz, 4),
         }
+    if arguments.loop_prompts:
+        scores |= measure_loops(folder, ids, arguments)
     decoder = Decoder.load(folder, device="cpu")
     scores |= acceptance_scores(decoder, ids, arguments)
     prompt = tokenizer.encode(SAMPLE_PROMPT).ids

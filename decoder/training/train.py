@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> None:
     save_checkpoint(trainer.model, tokenizer, text.held_out, arguments.out)
     first, second = budgets(arguments, started)
     unlooper = Unlooper(trainer, UnloopPlan.smoke() if arguments.smoke else UnloopPlan())
+    unlooper.warm_up()
+    say(f"buffers ready after {monotonic() - started:.1f} s")
     trained = trainer.run(first, arguments.out)
     copyfile(arguments.out / "model.safetensors", arguments.out.with_name(f"{arguments.out.name}-before-unloop"))
     unlooped = unlooper.run(second, arguments.out)

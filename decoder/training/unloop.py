@@ -56,20 +56,29 @@ class Unlooper:
 
     def rollout_losses(self) -> tuple[BatchLosses, Tensor, Tensor]:
         """Losses on own continuations, the unlikelihood of their loops, and the share of new tokens in loops."""
-        trainer, model = self.trainer, self.trainer.model
+        trainer = self.trainer
         prompt, new = self.plan.rollouts[self.steps % len(self.plan.rollouts)]
-        length = prompt + new
-        sequences = trainer.plan.tokens_per_step // length
-        if (prompt, new) not in self.rollouts:  # one token more: what the last place predicts
-            self.rollouts[prompt, new] = Rollout(model, sequences, prompt, new + 1)
-        excerpts = trainer.streams.batch(trainer.step, sequences, prompt, trainer.plan.seed + 1)[:, :prompt]
-        ids = self.rollouts[prompt, new].run(excerpts).clone()
+        ids = self.continuations(prompt, new)
         marked = loop_tokens(ids, prompt)[:, 1:].flatten()
-        window = trainer.window_start(prompt, length)
-        found = batch_losses(model, trainer.losses, ids, trainer.layout(length), window)
+        window = trainer.window_start(prompt, prompt + new)
+        found = batch_losses(trainer.model, trainer.losses, ids, trainer.layout(prompt + new), window)
         least = max(1.0, LEAST_MARKED * len(marked))
         loops = (unlikelihood(found.next_token) * marked).sum() / marked.sum().clamp_min(least)
-        return found, loops, marked.sum() / (sequences * new)
+        return found, loops, marked.sum() / (len(ids) * new)
+
+    def continuations(self, prompt: int, new: int) -> Tensor:
+        """[sequences, prompt + new + 1] training text and what the model makes of it: one pass of tokens."""
+        trainer = self.trainer
+        sequences = trainer.plan.tokens_per_step // (prompt + new)
+        if (prompt, new) not in self.rollouts:  # one token more: what the last place predicts
+            self.rollouts[prompt, new] = Rollout(trainer.model, sequences, prompt, new + 1)
+        excerpts = trainer.streams.batch(trainer.step, sequences, prompt, trainer.plan.seed + 1)[:, :prompt]
+        return self.rollouts[prompt, new].run(excerpts).clone()
+
+    def warm_up(self) -> None:
+        """Makes the buffers and graphs of all rollouts, so that no budget is spent on them, or fails at once."""
+        for prompt, new in dict.fromkeys(self.plan.rollouts):
+            self.continuations(prompt, new)
 
     def step(self, rate: float) -> tuple[Tensor, Tensor]:
         """One update; (mean next-token loss on text, share of rolled-out tokens that carry on a loop)."""
