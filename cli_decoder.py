@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from .decoder.plant_kinds import plant_help
+from .harness.checkpoints import shipped_model
 
+SHIPPED_MODEL = "python-7m"
 DIRECTORY = click.Path(path_type=Path)
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
 DRAFT_VOCAB = click.option(
@@ -51,19 +53,21 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("model_dir", metavar="MODEL", type=DIRECTORY)
-@click.argument("prompt")
+@click.argument("words", metavar="[MODEL] PROMPT", nargs=-1, required=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="[default: until EOS or the end of the window]")
 @click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
 @DRAFT_VOCAB
 @click.option("--device", type=DEVICES, default="auto", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the text.")
-def generate(model_dir: Path, prompt: str, as_json: bool, **options: Any) -> None:
+def generate(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Continue PROMPT, greedily, printing text as it decodes.
 
-    Where the checkpoint has no tokenizer, PROMPT is ids:1,2,3 and ids are printed. Ctrl-C keeps what came so far.
+    MODEL is a checkpoint directory, or the name of a shipped one (without it python-7m, which writes Python). Where it
+    has no tokenizer, PROMPT is ids:1,2,3 and ids are printed. Ctrl-C keeps what came so far.
     """
     from .decoder.continuation import continue_prompt
+
+    model_dir, prompt = _model_and_prompt(words)
 
     def show(text: str) -> None:
         if not as_json:
@@ -78,6 +82,16 @@ def generate(model_dir: Path, prompt: str, as_json: bool, **options: Any) -> Non
     click.echo(result.summary(), err=True)
     if result.interrupted:
         sys.exit(130)
+
+
+def _model_and_prompt(words: tuple[str, ...]) -> tuple[Path, str]:
+    """What `generate` was given: one word is a prompt for the model that ships, two are a model and a prompt."""
+    if len(words) > 2:
+        raise click.UsageError(f"one MODEL and one PROMPT, got {len(words)} words; quote a prompt that has spaces")
+    if len(words) == 1 and (Path(words[0]) / "config.json").is_file():
+        raise click.UsageError(f"{words[0]} is a model: what should it continue? Give a PROMPT after it")
+    name, prompt = words if len(words) == 2 else (SHIPPED_MODEL, words[0])
+    return shipped_model(name) or Path(name), prompt
 
 
 @click.group()

@@ -197,6 +197,8 @@ def test_serve_with_a_plant(tiny: Path) -> None:
         (["serve", "{tiny}", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["serve", "{tiny}", "--max-context", "40000"], "max_context is 40000"),
         (["generate", "{tiny}", "hello"], "no tokenizer"),
+        (["generate", "{tiny}"], "is a model: what should it continue?"),
+        (["generate", "{tiny}", "two", "words"], "quote a prompt that has spaces"),
         (["generate", "{tiny}", "ids:1,x"], "is not a list of ids"),
         (["generate", "{tiny}", "ids:5000"], "prompt token 0 is 5000"),
         (["model", "info", "/nowhere"], "/nowhere/config.json does not exist"),
@@ -234,6 +236,13 @@ def test_generate_streams_text(run: Run, tiny: Path, tmp_path: Path) -> None:
     done = run("generate", str(tmp_path / "text"), "def", "--max-tokens", "200")
     ids = CYCLE.continuation(library.encode("def").ids[-1], 200)
     assert done.out == library.decode(ids) + "\n"
+
+
+def test_generate_continues_python_without_a_model(run: Run) -> None:
+    done = run("generate", "def add(a, b):\n    return", "--max-tokens", "8")
+    assert done.out.strip()
+    assert "8 tokens after" in done.errors
+    assert run("generate", "python-7m", "def add(a, b):\n    return", "--max-tokens", "8").out == done.out
 
 
 def test_generate_json(run: Run, tiny: Path) -> None:
