@@ -115,8 +115,13 @@ class CudaSession:
         """Compile and run everything once and capture the step of `num_drafts`, so that no request pays for it."""
         for length in warm_up_lengths(self.max_context):
             self.prefill([0] * length)
-        self._graphs.capture(num_drafts)
+        self.capture(num_drafts)
         self._state.reset()
+
+    @torch.inference_mode()
+    def capture(self, num_drafts: int) -> None:
+        """Compile and capture the step of `num_drafts`, which then has run RUNS_A_CAPTURE times."""
+        self._graphs.capture(num_drafts)
 
     @torch.inference_mode()
     def prefill(self, prompt_ids: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ import torch
 from .cuda_state import SequenceState
 
 _WARM_UPS = 2
+RUNS_A_CAPTURE = _WARM_UPS + 1
 
 
 class StepGraphs:
