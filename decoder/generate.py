@@ -12,6 +12,8 @@ import torch
 from .config import ModelConfig
 from .draft_vocabulary import DraftVocabulary
 from .errors import DecoderError, RequestError
+from .native.library import native_library
+from .native.session import NativeSession
 from .session import TorchSession
 from .weights import Checkpoint, load_weights
 
@@ -69,12 +71,14 @@ class Decoder:
         num_speculative_tokens: int = 3,
         max_context: int | None = None,
         draft_vocab: str | Path | None = None,
+        native: bool | None = None,
     ) -> Self:
         """Load a checkpoint directory.
 
         device: auto, cpu or cuda. dtype: the device's own unless given, fp32 on a CPU. 0 speculative tokens leaves the
         MTP head out. max_context: prompt and output together, the model's own limit unless given. draft_vocab: the
-        file of the tokens that may be drafted (draft_vocabulary.py); the output does not change.
+        file of the tokens that may be drafted (draft_vocabulary.py); the output does not change. native: the C++ path
+        on a CPU, always or never; unless given, where it can be compiled (native/library.py).
         Raises CheckpointError for the checkpoint, RequestError for a setting outside its range.
         """
         config = ModelConfig.from_directory(model_dir)
@@ -91,7 +95,7 @@ class Decoder:
         session = (
             _cuda_session(checkpoint, config, max_context, num_speculative_tokens, vocabulary)
             if device == "cuda"
-            else _torch_session(checkpoint, config, max_context, num_speculative_tokens, dtype, vocabulary)
+            else _cpu_session(checkpoint, config, max_context, num_speculative_tokens, dtype, vocabulary, native)
         )
         return cls(
             config,
@@ -188,17 +192,21 @@ def _resolve_device(device: str) -> str:
     return device
 
 
-def _torch_session(
+def _cpu_session(
     checkpoint: Checkpoint,
     config: ModelConfig,
     max_context: int,
     num_speculative_tokens: int,
     dtype: torch.dtype | None,
     draft_vocabulary: DraftVocabulary | None,
+    native: bool | None,
 ) -> Session:
     if dtype not in (None, torch.float32):
         raise RequestError(f"dtype is {dtype}, the CPU path computes in torch.float32")
     weights = load_weights(checkpoint, torch.float32, with_mtp=num_speculative_tokens > 0)
+    library = native_library(native)
+    if library is not None:
+        return NativeSession(library, config, weights, max_context=max_context, draft_vocabulary=draft_vocabulary)
     return TorchSession(config, weights, max_context=max_context, device="cpu", draft_vocabulary=draft_vocabulary)
 
 

@@ -28,6 +28,11 @@ def plant_faults(decoder: Decoder, texts: Sequence[str], *, seed: int) -> StepSo
     return PlantedDecoder(decoder, outputs, vocab_size=decoder.config.vocab_size, seed=seed) if outputs else decoder
 
 
+def need_plain_session(texts: Sequence[str]) -> bool:
+    """Whether these plants reach into the plain PyTorch model. Raises RequestError where they cannot be parsed."""
+    return any(name not in OUTPUT_PLANTS and name != "reject_drafts" for name in parse_plants(texts))
+
+
 class PlantedDecoder:
     """A decoder whose steps are tampered with on their way out."""
 

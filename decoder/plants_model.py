@@ -12,6 +12,7 @@ from .cache import KeyValueCache
 from .config import FP8_BLOCK
 from .errors import RequestError
 from .generate import Decoder
+from .native.session import NativeSession
 from .session import TorchSession
 
 STALE_TOKENS = 64
@@ -20,12 +21,12 @@ STALE_TOKENS = 64
 def plant_in_model(decoder: Decoder, name: str, value: float, seed: int) -> None:
     """Puts one fault into the decoder's session, for good. Raises RequestError where it is not plain PyTorch."""
     session = decoder.session
+    if name == "reject_drafts" and isinstance(session, TorchSession | NativeSession):
+        _spoil_drafts(session, value, decoder.config.vocab_size, seed)
+        return
     if not isinstance(session, TorchSession):
         raise RequestError(f"test plant {name} needs the plain PyTorch session", "serve with --device cpu")
-    vocab_size = decoder.config.vocab_size
     match name:
-        case "reject_drafts":
-            _spoil_drafts(session, value, vocab_size, seed)
         case "sampled":
             _sample(session, value, seed)
         case "wrong_scale":
@@ -38,7 +39,7 @@ def plant_in_model(decoder: Decoder, name: str, value: float, seed: int) -> None
             _shift_positions(session, int(value))
 
 
-def _spoil_drafts(session: TorchSession, probability: float, vocab_size: int, seed: int) -> None:
+def _spoil_drafts(session: TorchSession | NativeSession, probability: float, vocab_size: int, seed: int) -> None:
     """Drafts are made as ever, then some are replaced: the verify rejects them, the text stays the same."""
     draft, rng = session.draft, random.Random(seed)
 

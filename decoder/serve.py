@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from .errors import DecoderError
 from .generate import Decoder
 from .metrics_text import ServerCounters
-from .plants import plant_faults
+from .plants import need_plain_session, plant_faults
 from .request import ServedModel
 from .server import DecoderServer
 from .tokenizer import TextTokenizer
@@ -71,6 +71,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             num_speculative_tokens=settings.num_speculative_tokens,
             max_context=settings.max_context,
             draft_vocab=settings.draft_vocab,
+            native=False if need_plain_session(settings.plants) else None,
         )
         tokenizer = TextTokenizer.from_directory(Path(settings.model))
         source = plant_faults(decoder, settings.plants, seed=settings.plant_seed)

@@ -118,6 +118,11 @@ class TorchSession:
             return self.model.logits(hidden).argmax(-1)
         return self._draft_ids[(hidden @ self._draft_head).argmax(-1)]
 
+    @property
+    def mtp_length(self) -> int:
+        """Positions whose MTP keys and values come from true hidden states."""
+        return self._mtp_length
+
     def _read_backlog(self) -> torch.Tensor:
         """Re-run the head where tokens were accepted, now with true hidden states, over the drafted keys and values."""
         tokens, hidden = (torch.cat(parts) for parts in zip(*self._backlog, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kernarc.decoder.native.build import NativeUnavailableError, find_compiler
 
 from .checkpoints import Layout, RandomCheckpoint, write_checkpoint
 
@@ -50,6 +51,22 @@ SHAPES: dict[str, tuple[dict[str, Any], Layout]] = {
         Layout(),
     ),
 }
+
+
+def require_compiler() -> None:
+    """Skip where the C++ cannot be compiled at all; a compiler that fails on our sources is an error."""
+    try:
+        find_compiler()
+    except NativeUnavailableError as error:
+        pytest.skip(f"no native path: {error}")
+
+
+@pytest.fixture(scope="session", params=["plain", "native"])
+def native(request: pytest.FixtureRequest) -> bool:
+    """Both paths on a CPU."""
+    if request.param == "native":
+        require_compiler()
+    return bool(request.param == "native")
 
 
 @pytest.fixture(scope="session", params=SHAPES)

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 import pytest
 import torch
 from kernarc.decoder.generate import Decoder
+from kernarc.decoder.native.session import NativeSession
 from kernarc.decoder.session import TorchSession
 
 
@@ -23,9 +24,21 @@ def greedy_ids(decoder: Decoder, prompt_ids: Sequence[int], max_tokens: int, num
     return [token_id for step in steps for token_id in step.token_ids]
 
 
+def cpu_session(decoder: Decoder) -> TorchSession | NativeSession:
+    """The decoder's session, known to be one of the two that run on a CPU."""
+    assert isinstance(decoder.session, TorchSession | NativeSession)
+    return decoder.session
+
+
 def torch_session(decoder: Decoder) -> TorchSession:
     """The decoder's session, known to be the plain PyTorch one."""
     assert isinstance(decoder.session, TorchSession)
+    return decoder.session
+
+
+def native_session(decoder: Decoder) -> NativeSession:
+    """The decoder's session, known to be the compiled one."""
+    assert isinstance(decoder.session, NativeSession)
     return decoder.session
 
 
@@ -36,7 +49,7 @@ def force_accepts(
 
     ids: what greedy decoding emits after a prompt of `num_prompt` tokens, long enough for every draft.
     """
-    session = torch_session(decoder)
+    session = cpu_session(decoder)
     real_draft = session.draft
     fates: Iterator[int] = chain(accepts, repeat(len(ids)))
 

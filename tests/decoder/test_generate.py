@@ -18,8 +18,8 @@ from .oracle import force_accepts, greedy_ids, prompt
 
 
 @pytest.fixture(scope="module")
-def decoder(base_checkpoint: RandomCheckpoint) -> Decoder:
-    return Decoder.load(base_checkpoint.path, device="cpu")
+def decoder(base_checkpoint: RandomCheckpoint, native: bool) -> Decoder:
+    return Decoder.load(base_checkpoint.path, device="cpu", native=native)
 
 
 def run(decoder: Decoder, prompt_ids: list[int], **options: object) -> list[Step]:
@@ -38,8 +38,8 @@ def transformers_choices(checkpoint: RandomCheckpoint, prompt_ids: list[int], id
     return choices
 
 
-def test_ids_equal_transformers_at_odd_prompt_lengths(checkpoint: RandomCheckpoint) -> None:
-    decoder = Decoder.load(checkpoint.path, device="cpu")
+def test_ids_equal_transformers_at_odd_prompt_lengths(checkpoint: RandomCheckpoint, native: bool) -> None:
+    decoder = Decoder.load(checkpoint.path, device="cpu", native=native)
     for length in (1, 2, 3, 17, 63, 64, 65, 129, 300):
         prompt_ids = prompt(length)
         ids = greedy_ids(decoder, prompt_ids, 20, num_drafts=0)
@@ -98,8 +98,9 @@ def test_draft_length_may_change_every_step(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize(("prefill_rows", "chunk"), [(1, 64), (7, 16), (64, 64), (100, 64), (512, 16)])
 def test_prefill_chunks_do_not_matter(
-    decoder: Decoder, prefill_rows: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+    base_checkpoint: RandomCheckpoint, prefill_rows: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    decoder = Decoder.load(base_checkpoint.path, device="cpu", native=False)
     prompt_ids = prompt(201)
     ids = greedy_ids(decoder, prompt_ids, 30, num_drafts=3)
     monkeypatch.setattr(session, "PREFILL_ROWS", prefill_rows)
@@ -116,12 +117,17 @@ def test_long_prompt_equals_transformers(base_checkpoint: RandomCheckpoint, deco
 @pytest.mark.parametrize("num_drafts", range(9))
 @pytest.mark.parametrize("room", [1, 2, 5, 12])
 def test_window_end_shortens_the_drafts(
-    base_checkpoint: RandomCheckpoint, decoder: Decoder, num_drafts: int, room: int, monkeypatch: pytest.MonkeyPatch
+    base_checkpoint: RandomCheckpoint,
+    decoder: Decoder,
+    native: bool,
+    num_drafts: int,
+    room: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """TensorRT-LLM#16826: without max_tokens exactly what the window leaves comes, and nothing is written past it."""
     prompt_ids = prompt(50)
     ids = greedy_ids(decoder, prompt_ids, room + 10)
-    small = Decoder.load(base_checkpoint.path, device="cpu", max_context=50 + room)
+    small = Decoder.load(base_checkpoint.path, device="cpu", max_context=50 + room, native=native)
     force_accepts(monkeypatch, small, ids, len(prompt_ids), [])
     steps = run(small, prompt_ids, num_speculative_tokens=num_drafts, ignore_eos=True)
     assert flat(steps) == ids[:room]

@@ -12,16 +12,16 @@ from kernarc.decoder.synthetic import write_structured_checkpoint
 
 from .checkpoints import RandomCheckpoint
 from .mtp_reference import MtpReference
-from .oracle import greedy_ids, prompt, torch_session
+from .oracle import cpu_session, greedy_ids, prompt
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 8])
 def test_drafts_equal_the_recursive_definition(
-    checkpoint: RandomCheckpoint, num_drafts: int, monkeypatch: pytest.MonkeyPatch
+    checkpoint: RandomCheckpoint, native: bool, num_drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step's drafts, through accepts and rejections (MTPLX#176: norms with their + 1)."""
-    decoder = Decoder.load(checkpoint.path)
-    session = torch_session(decoder)
+    decoder = Decoder.load(checkpoint.path, native=native)
+    session = cpu_session(decoder)
     reference: Any = checkpoint.reference()
     mtp = MtpReference(checkpoint.config, checkpoint.weights)
     drafted: list[list[int]] = []

@@ -11,7 +11,7 @@ import torch
 from kernarc.decoder.errors import RequestError
 from kernarc.decoder.generate import Decoder, Step
 from kernarc.decoder.plant_kinds import PLANTS, parse_plants, plant_help
-from kernarc.decoder.plants import PlantedDecoder, plant_faults
+from kernarc.decoder.plants import PlantedDecoder, need_plain_session, plant_faults
 from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
 from kernarc.decoder.worker import StepSource
 
@@ -91,7 +91,8 @@ def test_no_plant_is_the_decoder_itself(tiny: Path) -> None:
 
 
 def from_tiny(tiny: Path, *plants: str, max_context: int = 1024) -> StepSource:
-    return plant_faults(Decoder.load(tiny, device="cpu", max_context=max_context), plants, seed=2)
+    native = False if need_plain_session(plants) else None
+    return plant_faults(Decoder.load(tiny, device="cpu", max_context=max_context, native=native), plants, seed=2)
 
 
 def test_rejected_drafts_change_the_steps_and_not_the_text(tiny: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_fault_of_the_cache_changes_logits(tiny: Path, plant: str) -> None:
     prompt = tuple(range(300))
     watches: list[list[torch.Tensor]] = []
     for plants in ([], [plant]):
-        decoder = Decoder.load(tiny, device="cpu", max_context=1024)
+        decoder = Decoder.load(tiny, device="cpu", max_context=1024, native=False)
         source, seen = plant_faults(decoder, plants, seed=0), list[torch.Tensor]()
         real = decoder.session.model.logits  # type: ignore[attr-defined]
 
@@ -134,6 +135,15 @@ def test_a_fault_of_the_cache_changes_logits(tiny: Path, plant: str) -> None:
     clean, faulty = watches
     assert (clean[0] == faulty[0]).all()  # the prefill is right
     assert not (clean[-1] == faulty[-1]).all()
+
+
+def test_a_plant_in_the_model_is_refused_where_it_would_do_nothing(tiny: Path, native: bool) -> None:
+    decoder = Decoder.load(tiny, device="cpu", max_context=64, native=native)
+    if native:
+        with pytest.raises(RequestError, match="test plant nan needs the plain PyTorch session"):
+            plant_faults(decoder, ["nan"], seed=0)
+    else:
+        assert plant_faults(decoder, ["nan"], seed=0) is decoder
 
 
 def test_plants_are_parsed_and_explained() -> None:

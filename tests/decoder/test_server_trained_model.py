@@ -8,29 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.tokenizer import TextTokenizer
 from tokenizers import Tokenizer
 
 from .live_server import LiveServer
+from .oracle import torch_session
 from .test_server import wait_for
 
 MODEL = Path(str(files("kernarc.configs"))) / "models" / "python-7m"
 PROMPT = "# -*- coding: utf-8 -*-\nNAMES = {'é': 'eacute', '日本': "
 
 
-def test_a_client_that_leaves_during_a_long_prefill_frees_the_decoder() -> None:
-    decoder = Decoder.load(MODEL, device="cpu")
+def test_a_client_that_leaves_during_a_long_prefill_frees_the_decoder(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder.load(MODEL, device="cpu", native=native)
     pieces = []
-    forward = decoder.session.model.forward  # type: ignore[attr-defined]
+    owner: Any = decoder.session if native else torch_session(decoder).model
+    name = "_read" if native else "forward"
+    real = getattr(owner, name)
 
-    def watched(token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        pieces.append(len(token_ids))
-        rows: torch.Tensor = forward(token_ids, *rest)
-        return rows
+    def watched(first: Any, *rest: Any) -> Any:
+        pieces.append(rest[0] if native else len(first))
+        return real(first, *rest)
 
-    decoder.session.model.forward = watched  # type: ignore[attr-defined]
+    monkeypatch.setattr(owner, name, watched)
     length = 12_000
     with LiveServer(decoder, vocab_size=decoder.config.vocab_size, max_context=decoder.max_context) as server:
         body = json.dumps({"prompt": [7] * length}).encode()

@@ -1,0 +1,98 @@
+// One sequence: buffers, and the forward of a few rows (verify) or of many (prefill, shared by a team).
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "delta_rule.h"
+#include "model.h"
+#include "team.h"
+
+constexpr int MAX_ROWS = 768;  // of one forward: twelve GDN chunks
+constexpr int ROW_BLOCK = 48;  // rows of one task: their activations stay in the L2 cache
+constexpr int MAX_BACKLOG = 32;
+constexpr long TABLE_FLOATS = 16L << 20;  // a larger table of fc's embedding half is not made
+constexpr float L2_EPS = 1e-6f;
+
+// Rows of floats, 64-byte aligned, zero at first.
+class Rows {
+ public:
+  void allocate(long rows, long width) {
+    stride = round_up(width, LANES);
+    const size_t bytes = round_up((rows * stride + 4 * GROUP) * sizeof(float), 64);
+    memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    std::memset(memory_.get(), 0, bytes);
+  }
+  float* row(long r) const { return memory_.get() + r * stride; }
+  long stride = 0;
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> memory_;
+};
+
+// What a GDN layer keeps of its rows between forward and commit.
+struct PendingRows {
+  Rows inputs, keys, log_decay, delta;
+};
+
+class Engine {
+ public:
+  explicit Engine(const Model& model);
+
+  const Model m;
+  std::vector<Layer> layers;
+  Layer mtp_layer;
+  Team team, alone;
+
+  int64_t context_length = 0;
+  int64_t mtp_length = 0;
+  int64_t last_token = 0;
+  int backlog_rows = 0;
+  int64_t backlog_tokens[MAX_BACKLOG];
+  Rows backlog;  // [MAX_BACKLOG, hidden]
+
+  void prefill(const int64_t* ids, int rows, int64_t start, int following);
+  int64_t first_token(int last_row);
+  void draft(int count, int64_t* drafts);
+  int step(const int64_t* drafts, int count, int64_t* tokens);
+  void read_backlog(bool finish);
+  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, bool is_prefill);
+
+  Rows hidden;  // [MAX_ROWS, hidden] after the final norm
+  Rows logits;  // [MAX_VERIFY_ROWS, vocab]
+
+ private:
+  struct Member {
+    Rows scratch;
+    Rows query, mixed, mass, peak;
+  };
+
+  int channels16, value16, head16;
+  float query_scale;
+  Rows x, normed, proj, kv, qkv, queries, beta, mixed, act, out;
+  PendingRows shared;  // a prefill's
+  std::vector<PendingRows> pending;
+  Rows table;  // [vocab, hidden], fc_embedding * norm(embedding), where it is small enough
+  Rows mtp_x, mtp_normed, mtp_hidden;
+  std::vector<Member> members;
+
+  void embed(int64_t id, float* out) const;
+  void fc_embedding(int64_t id, float* scratch, float* out) const;
+  void project_keys(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start);
+  void project_queries(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start);
+  void attend_rows(const Layer& layer, Member& own, int kv_head, int first, int rows, int64_t start);
+  void gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows);
+  void gdn_head(const Layer& layer, PendingRows& kept, Member& own, int head, int rows, bool is_prefill);
+  void gdn_gate(const Layer& layer, int first, int rows);
+  void finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows);
+  DeltaHead delta_head(PendingRows& kept, int head, int row) const;
+  void mtp_keys(const int64_t* tokens, const float* hidden_rows, long stride, int first, int rows, int64_t start);
+  void mtp_finish(int row, int64_t position);
+  void commit(int kept);
+  void push_window(const Layer& layer, const float* inputs, long stride, int rows);
+};

@@ -1,0 +1,113 @@
+// Rows times a packed matrix. Each output is one chain of fused multiply-adds over k in order, whatever the number of
+// rows, so a row's result never depends on its neighbours.
+#pragma once
+
+#include "simd.h"
+
+constexpr int STRIP = 6;         // rows held in registers: 6 x 4 accumulators of 32 vector registers
+constexpr int GROUP_BLOCKS = 4;  // 16-lane blocks of outputs held in registers
+constexpr int GROUP = GROUP_BLOCKS * LANES;
+
+// [n, k] packed by groups of 64 outputs; the last group may be narrower by whole blocks of 16. Within a group k runs
+// slowest: fp32 [k][outputs], bf16 [k / 2][outputs][2], so that one 32-bit lane holds the weights of k and k + 1.
+struct Matrix {
+  const void* data;
+  int32_t n;
+  int32_t k;
+  int32_t is_bf16;
+  int32_t unused;
+};
+
+// c [R, NB * 16] (+)= x [R, k] * w [k, NB * 16]; strides in elements (of 32 bits), w_stride between consecutive k.
+template <int R, int NB, bool BF16>
+static void micro(const float* x, long ldx, const void* w, long w_stride, int k, float* c, long ldc, bool add) {
+  F16 acc[R][NB];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; ++b) acc[r][b] = add ? load(c + r * ldc + b * LANES) : set1(0.0f);
+  const auto step = [&](const F16(&wide)[NB], int i) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const F16 a = set1(x[r * ldx + i]);
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) acc[r][b] = fma(a, wide[b], acc[r][b]);
+    }
+  };
+  F16 wide[NB];
+  if constexpr (BF16) {
+    const uint32_t* p = static_cast<const uint32_t*>(w);
+    for (int i = 0; i < k; i += 2, p += w_stride) {
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) wide[b] = as_floats(load_bits(p + b * LANES) << 16);
+      step(wide, i);
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) wide[b] = as_floats(load_bits(p + b * LANES) & 0xffff0000u);
+      step(wide, i + 1);
+    }
+  } else {
+    const float* p = static_cast<const float*>(w);
+    for (int i = 0; i < k; ++i, p += w_stride) {
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) wide[b] = load(p + b * LANES);
+      step(wide, i);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int b = 0; b < NB; ++b) store(c + r * ldc + b * LANES, acc[r][b]);
+}
+
+typedef void (*Micro)(const float*, long, const void*, long, int, float*, long, bool);
+
+#define ROWS_OF(BF16, R) {micro<R, 1, BF16>, micro<R, 2, BF16>, micro<R, 3, BF16>, micro<R, 4, BF16>}
+#define TABLE(BF16) \
+  {ROWS_OF(BF16, 1), ROWS_OF(BF16, 2), ROWS_OF(BF16, 3), ROWS_OF(BF16, 4), ROWS_OF(BF16, 5), ROWS_OF(BF16, 6)}
+static const Micro MICRO[2][STRIP][GROUP_BLOCKS] = {TABLE(false), TABLE(true)};
+#undef TABLE
+#undef ROWS_OF
+
+static inline Micro fp32_micro(int rows, int blocks) { return MICRO[0][rows - 1][blocks - 1]; }
+
+static inline long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Calls f(first row, rows) for strips of at most STRIP rows, as equal as can be.
+template <class F>
+static inline void for_strips(int rows, F&& f) {
+  const int strips = (rows + STRIP - 1) / STRIP;
+  for (int s = 0, first = 0; s < strips; ++s) {
+    const int size = (rows - first + strips - s - 1) / (strips - s);
+    f(first, size);
+    first += size;
+  }
+}
+
+// x [rows, k] * matrix^T, a tile at a time: take(first row, rows, first output, outputs, tile [rows, 64]).
+template <class Take>
+static inline void product(const Matrix& m, const float* x, long ldx, int rows, Take&& take) {
+  alignas(64) float tile[STRIP * GROUP];
+  const int blocks = (m.n + LANES - 1) / LANES;
+  const uint32_t* data = static_cast<const uint32_t*>(m.data);
+  for (int block = 0; block < blocks; block += GROUP_BLOCKS) {
+    const int width = blocks - block < GROUP_BLOCKS ? blocks - block : GROUP_BLOCKS;
+    const uint32_t* w = data + static_cast<long>(block) * LANES * m.k / (m.is_bf16 ? 2 : 1);
+    for_strips(rows, [&](int first, int size) {
+      MICRO[m.is_bf16][size - 1][width - 1](x + first * ldx, ldx, w, width * LANES, m.k, tile, GROUP, false);
+      take(first, size, block * LANES, width * LANES, tile);
+    });
+  }
+}
+
+// out [rows, n rounded up to 16] = x * matrix^T, or added to what is there.
+static inline void linear(const Matrix& m, const float* x, long ldx, int rows, float* out, long ldo, bool add) {
+  product(m, x, ldx, rows, [&](int first, int size, int column, int width, const float* tile) {
+    for (int r = 0; r < size; ++r) {
+      float* to = out + (first + r) * ldo + column;
+      for (int c = 0; c < width; c += LANES) {
+        const F16 v = load(tile + r * GROUP + c);
+        store(to + c, add ? load(to + c) + v : v);
+      }
+    }
+  });
+}

@@ -1,0 +1,183 @@
+"""The C++ against its twin: the same logits up to fp32, and the same bits whatever rows ride along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernarc.decoder.generate import Decoder
+from kernarc.decoder.native import build, library
+from kernarc.decoder.native.layout import interleave, pack
+from kernarc.decoder.native.library import load_library, open_library
+from kernarc.decoder.native.session import NativeSession
+from kernarc.decoder.native.state import NativeDeltaState
+from safetensors.torch import save_file
+
+from ..checkpoints import RandomCheckpoint, write_checkpoint
+from ..conftest import require_compiler
+from ..oracle import force_accepts, greedy_ids, native_session, prompt, torch_session
+from ..test_state import assert_near
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    require_compiler()
+
+
+def load(checkpoint: RandomCheckpoint, **options: Any) -> Decoder:
+    return Decoder.load(checkpoint.path, device="cpu", native=True, **options)
+
+
+def held_bits(session: NativeSession) -> list[torch.Tensor]:
+    """Everything committed of the target, as it lies in memory."""
+    held = []
+    for layer in session.state.layers[: session.config.num_hidden_layers]:
+        if isinstance(layer, NativeDeltaState):
+            held += [layer.recurrent.clone(), layer.window.clone()]
+        else:
+            held += [layer.keys[:, : session.context_length], layer.values[:, : session.context_length].clone()]
+    return held
+
+
+@pytest.mark.parametrize("length", [3, 61, 130])
+def test_hidden_states_logits_and_state_have_the_same_bits_for_every_draft_length(
+    checkpoint: RandomCheckpoint, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp#23302: k + 1 rows a step, read one by one or nine at a time; 61 + 9 crosses a block of 64 keys."""
+    decoder = load(checkpoint)
+    session, prompt_ids = native_session(decoder), prompt(length)
+    ids = greedy_ids(decoder, prompt_ids, 60)
+    runs = []
+    for num_drafts in range(9):
+        with monkeypatch.context() as patch:
+            force_accepts(patch, decoder, ids, length, [])
+            session.prefill(prompt_ids)
+            hidden, logits = [], []
+            while sum(map(len, hidden)) < 18:
+                session.step(min(num_drafts, 17 - sum(map(len, hidden))))
+                rows = session.context_length - length - sum(map(len, hidden))
+                for kept, new in zip((hidden, logits), session.last_rows(rows), strict=True):
+                    kept.append(new)
+        runs.append([torch.cat(hidden), torch.cat(logits), *held_bits(session)])
+    for num_drafts, run in enumerate(runs[1:], 1):
+        for one, other in zip(runs[0], run, strict=True):
+            assert torch.equal(one, other), num_drafts
+
+
+def test_rejected_rows_leave_no_bit_behind(base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens one at a time, and with eight drafts of which 0 … 8 are right."""
+    decoder = load(base_checkpoint)
+    session, prompt_ids = native_session(decoder), prompt(60)
+    ids = greedy_ids(decoder, prompt_ids, 120)
+    held = []
+    for num_drafts, accepts in ((0, [0] * 29), (8, [0, 8, 3, 0, 5, 1, 5])):
+        with monkeypatch.context() as patch:
+            force_accepts(patch, decoder, ids, len(prompt_ids), accepts)
+            session.prefill(prompt_ids)
+            for accepted in accepts:
+                assert session.step(num_drafts)[1] == accepted
+        assert session.context_length == 60 + sum(accepts) + len(accepts)
+        held.append(held_bits(session))
+    for one, other in zip(*held, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_hidden_states_and_logits_equal_transformers(
+    checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row in verifies of every width after a prefill."""
+    decoder = load(checkpoint)
+    session, prompt_ids = native_session(decoder), prompt(100)
+    ids = greedy_ids(decoder, prompt_ids, 60)
+    force_accepts(monkeypatch, decoder, ids, 100, [])
+    session.prefill(prompt_ids)
+    parts = []
+    for num_drafts in range(9):
+        session.step(num_drafts)
+        parts.append(session.last_rows(num_drafts + 1))
+    hidden, logits = (torch.cat(part) for part in zip(*parts, strict=True))
+    reference: Any = checkpoint.reference()
+    read = torch.tensor([prompt_ids + ids[:45]])
+    with torch.inference_mode():
+        assert_near(hidden, reference.model(read, use_cache=False).last_hidden_state[0, 100:])
+        assert_near(logits, reference(read, use_cache=False).logits[0, 100:])
+
+
+def test_weights_that_are_no_bf16_stay_fp32(tmp_path: Path) -> None:
+    """An fp32 checkpoint: nothing is rounded on the way in."""
+    checkpoint = write_checkpoint(tmp_path / "model")
+    noisy = {name: weight + 1e-4 * torch.randn_like(weight) for name, weight in checkpoint.weights.items()}
+    save_file(noisy, checkpoint.path / "model.safetensors")
+    decoder = load(checkpoint)
+    native_session(decoder).prefill(prompt(50))
+    native_session(decoder).step(0)
+    plain = torch_session(Decoder.load(checkpoint.path, native=False))
+    plain.prefill(prompt(50))
+    with torch.inference_mode():
+        expected = plain.model.forward(torch.tensor([plain._last_token]), plain.state, 50)
+    assert_near(native_session(decoder).last_rows(1)[0], expected)
+
+
+@pytest.mark.parametrize("march", ["-march=x86-64", "-march=x86-64-v3"])
+def test_without_avx512_the_output_is_the_same(
+    base_checkpoint: RandomCheckpoint, march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable half of simd.h: SSE2 without fused multiply-add, and AVX2 with it."""
+    if "flags" not in Path("/proc/cpuinfo").read_text() or (
+        "v3" in march and not {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
+    ):
+        pytest.skip(f"this processor cannot run {march}")
+    plain = Decoder.load(base_checkpoint.path, native=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", tuple(march if flag == "-march=native" else flag for flag in build.FLAGS))
+    portable = open_library(build.library_path())
+    monkeypatch.setattr(library, "load_library", lambda: portable)
+    decoder = load(base_checkpoint)
+    for length in (1, 130):
+        ids = greedy_ids(plain, prompt(length), 40)
+        for num_drafts in (0, 3, 8):
+            assert greedy_ids(decoder, prompt(length), 40, num_drafts) == ids
+
+
+def test_exponential_is_right_to_about_an_ulp() -> None:
+    x = torch.cat([torch.linspace(-87.3, 88.7, 2_000_003), torch.linspace(-1, 1, 100_000)])
+    got = torch.empty_like(x)
+    load_library().kernarc_exp(x.data_ptr(), got.data_ptr(), len(x))
+    expected = x.double().exp()
+    ulp = torch.nextafter(expected.float(), torch.tensor(float("inf"))).double() - expected.float().double()
+    assert ((got.double() - expected) / ulp).abs().max() < 1.5
+    special = torch.tensor([float("-inf"), -200.0, -104.5, 0.0, 89.0, float("inf"), float("nan")])
+    got = torch.empty_like(special)
+    load_library().kernarc_exp(special.data_ptr(), got.data_ptr(), len(special))
+    assert got[:4].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert got[4:6].isinf().all()
+    assert got[6].isnan()
+
+
+def test_packed_layout() -> None:
+    """Output o, input k of a matrix: group o // 64, then k, then o % 64; two k side by side in bf16."""
+    weight = (torch.arange(70 * 6).view(70, 6) % 251).float()
+    packed, is_bf16 = pack(weight)
+    assert is_bf16
+    assert packed.dtype == torch.bfloat16
+    assert packed.numel() == 80 * 6  # outputs rounded up to 16
+    for output, k in ((0, 0), (63, 5), (64, 0), (69, 4)):
+        width, start = (64, 0) if output < 64 else (16, 64 * 6)
+        place = start + ((k // 2) * width + output % 64) * 2 + k % 2
+        assert packed[place] == weight[output, k]
+    packed, is_bf16 = pack(weight + 1e-3)
+    assert not is_bf16
+    assert packed[64 * 2 + 7] == weight[7, 2] + 1e-3
+    odd, is_bf16 = pack(weight[:, :5])
+    assert not is_bf16, "bf16 pairs need an even number of inputs"
+    assert odd.numel() == 80 * 5
+
+
+def test_interleaved_gate_and_up() -> None:
+    gate, up = torch.randn(40, 3), torch.randn(40, 3)
+    both = interleave(gate, up).view(2, 2, 32, 3)
+    assert torch.equal(both[:, 0].reshape(-1, 3)[:40], gate)
+    assert torch.equal(both[:, 1].reshape(-1, 3)[:40], up)
+    assert not both[1, :, 8:].any()
