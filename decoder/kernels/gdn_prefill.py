@@ -20,15 +20,16 @@ CONV_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """How the walk over the chunks is launched: columns of the state a program, warps, loads in flight."""
+class Launches:
+    """How the two costly kernels are launched: warps; for the walk also columns of the state and loads in flight."""
 
+    chunk_warps: int
     value_block: int
-    num_warps: int
-    num_stages: int
+    scan_warps: int
+    scan_stages: int
 
 
-SCAN = Scan(32, 4, 1)  # 68 KiB of shared memory, so that all 192 programs of the 27B are resident on 132 SMs
+LAUNCHES = Launches(4, 32, 4, 1)  # the walk in 68 KiB of shared memory: all 192 programs of the 27B fit on 132 SMs
 
 
 @triton.jit(do_not_specialize=["start", "rows"])  # one binary for prompts of every length
@@ -162,7 +163,7 @@ def gdn_prefill(
     state: torch.Tensor,
     start: int,
     *,
-    scan: Scan = SCAN,
+    launches: Launches = LAUNCHES,
 ) -> torch.Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
@@ -190,12 +191,12 @@ def gdn_prefill(
     scores = half(chunks, heads, CHUNK, CHUNK)
     sums = torch.empty(chunks, heads, CHUNK, device=rows.device)
     chunk_kernel[(chunks, heads)](
-        q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, num_warps=4, num_stages=1, **shape
+        q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, num_warps=launches.chunk_warps, num_stages=1, **shape
     )
-    value_block = min(scan.value_block, value_dim)
+    value_block = min(launches.value_block, value_dim)
     scan_kernel[(value_dim // value_block, heads)](
-        q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=scan.num_warps,
-        num_stages=scan.num_stages, **shape,
+        q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=launches.scan_warps,
+        num_stages=launches.scan_stages, **shape,
     )  # fmt: skip
     return out
 

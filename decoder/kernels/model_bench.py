@@ -1,7 +1,7 @@
 """Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
 
 `python -m kernarc.decoder.kernels.model_bench [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
-[--draft-rows 40960] [--prefill-fp8] [--profile]`. Ids mean nothing here (device_check has those); bytes, products and
+[--draft-rows 40960] [--prefill bf16,fp8] [--profile] [--sweep]`. Ids mean nothing here (device_check has those); bytes, products and
 caches are the model's own. Prints one line a measurement.
 """
 
@@ -18,6 +18,7 @@ from ..config import ModelConfig
 from ..cuda_session import CudaSession
 from ..random_cuda_weights import RandomWeights
 from ..shapes import read_shape
+from .gdn_prefill import Launches, gdn_prefill
 from .products import CudaProducts
 
 WARM_STEPS = 4
@@ -60,7 +61,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--drafts", default="3", help="draft counts to time, empty for none")
     parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--prefill-fp8", action="store_true")
+    parser.add_argument("--prefill", default="bf16", help="bf16, fp8, or both: bf16,fp8")
+    parser.add_argument("--sweep", action="store_true", help="time the delta rule under several launch settings")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
     return parser.parse_args()
 
@@ -91,6 +93,26 @@ def _measure(session: CudaSession, depth: int, drafts: list[int], steps: int) ->
         settled = times[WARM_STEPS:]
         mean = sum(settled) / len(settled)
         print(f"depth {depth:6} drafts {count} step {mean:7.3f} ms (median {median(settled):.3f})", flush=True)
+
+
+def sweep_gdn(card: torch.device, rows: int = 8192) -> None:
+    """Print the time of one layer's delta rule over `rows` tokens of the 27B for several launch settings."""
+    heads, channels = 48, 10240
+    x = torch.randn(rows, 16384, device=card).bfloat16()
+    raw, conv = torch.zeros(32, channels, dtype=torch.float16, device=card), torch.randn(channels, 4, device=card)
+    g, beta = -torch.rand(rows, heads, device=card) * 0.1, torch.rand(rows, heads, device=card)
+    state = torch.zeros(heads, 128, 128, device=card)
+    settings = [Launches(warps, 32, 4, 1) for warps in (4, 8)]
+    settings += [
+        Launches(4, *scan) for scan in ((32, 4, 2), (32, 8, 1), (16, 4, 1), (16, 2, 2), (64, 4, 1), (64, 8, 2))
+    ]
+    for launches in settings:
+
+        def run(launches: Launches = launches) -> torch.Tensor:
+            return gdn_prefill(x, raw, conv, g, beta, state, 0, launches=launches)
+
+        ms = triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median")
+        print(f"delta rule of a layer, {rows} rows, {launches}: {ms:.3f} ms", flush=True)
 
 
 def profile_prefill(session: CudaSession, depth: int) -> None:
