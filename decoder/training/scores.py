@@ -60,14 +60,16 @@ def text_scores(trainer: Trainer, texts: Sequence[str]) -> dict[str, Any]:
         stride=max(1, plan.long_length // 4),
         sequences=plan.tokens_per_step // plan.long_length,
     )
+    report = trainer.held_out_report()
     positions = {f"{begin}-{end}": round(value, 4) for (begin, end), value in bits.by_position.items()}
     return {
         f"bits per byte, windows of {plan.long_length} tokens": round(bits.overall, 4),
         "bits per byte by position": positions,
         "bits per byte of `xz -9`": round(xz_bits_per_byte(texts), 4),
         "greedy agreement of each draft with the main model": {
-            k: round(v, 4) for k, v in trainer.held_out_report().items() if k.startswith("draft")
+            k: round(v, 4) for k, v in report.items() if k.startswith("draft")
         },
+        "mean acceptance length on held-out text, k = 3": round(report["expected_acceptance_length"], 3),
     }
 
 
