@@ -25,10 +25,10 @@ UNLOOP = (
 )
 DATA = (
     "Gathered by `python -m kernarc.decoder.training.prepare --out TEXT`, with `--library VERSION=DIR` for each Python "
-    "and packages as packages.py pins them: {library:.1f} MB of the standard library's sources (Python {versions}, PSF-2.0; {share:.0%} of the "
-    "sequences) and {packages:.1f} MB of packages whose own metadata names only permissive licences. Left out: "
-    "{dropped_duplicates} exact copies, {dropped_overlaps} files that repeat ten or more runs of four held-out "
-    "lines, tables, and the tests of held-out modules."
+    "and packages as packages.py pins them: {library:.1f} MB of the standard library's sources (Python {versions}, "
+    "PSF-2.0; {share:.0%} of the sequences) and {packages:.1f} MB of packages whose own metadata names only permissive "
+    "licences. Left out: {dropped_duplicates} exact copies, {dropped_overlaps} files that repeat ten or more runs of "
+    "four held-out lines, tables, and the tests of held-out modules."
 )
 
 
