@@ -6,8 +6,12 @@
 // rows g and g + 8. So every load is 16 bytes a thread, contiguous over the CTA, read back by the thread that fetched it:
 // no barrier, no shuffle.
 // Schedule. A CTA walks an equal, contiguous share of all chunks (tile-major), so it needs few columns of x where a tile
-// spans several CTAs. Their parts meet through scratch after the last chunk: whoever arrives last adds them in their fixed
-// order. Neither timing nor the number of rows of x changes any sum.
+// spans several CTAs. Their parts meet through scratch after the last chunk: the CTA with the first part adds the others in
+// their order. Neither timing nor the number of rows of x changes any sum. A part is a number and a mark in one 8-byte
+// word, so that its reader waits for the word itself: no fence, no counter, half the way through L2 and back.
+// Ring. On sm_90 a warp of its own fills it, one bulk copy a chunk, IN_FLIGHT of them under way: fewer leave memory idle;
+// more do not arrive sooner, but whatever else an SM asks of L2 (parts, x) queues behind them. The ring is deeper than
+// that, since warps drift apart.
 // Overlap. A CTA lets the next kernel start as soon as it runs itself (later was measured slower: the launch takes longer
 // than a tail). What does not depend on the previous kernel comes before the wait for it: the ring and the scales.
 // Norm. RMSNorm before the product is x * rstd * (1 + w): whoever made x has multiplied by (1 + w) * X_SCALE in fp16, and
@@ -15,11 +19,13 @@
 //
 // Compile-time: N (weight rows), TILES, CHUNKS (a tile), K, KB (scale blocks a row), M (rows of x), CTAS, FP8 (else bf16),
 // SCALES (0 one scale a chunk, 1 one each for rows 0..7 and 8..15 of a unit, 2 one each for every half unit),
-// X_TYPE and OUT_TYPE (0 fp16, 1 bf16, 2 fp32), NORM, EPILOGUE, DEPTH, SLOTS, MIN_CTAS.
+// X_TYPE and OUT_TYPE (0 fp16, 1 bf16, 2 fp32), NORM, EPILOGUE, DEPTH, SLOTS, IN_FLIGHT.
+#define BULK (__CUDA_ARCH__ >= 900)
 #define X_SCALE 0.0625f  // exact; keeps un-normalised activations up to a million inside fp16
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef long long i64;
+typedef unsigned long long u64;
 
 #define THREADS 512
 #define NT (M > 8 ? 2 : 1)
@@ -29,6 +35,7 @@ typedef long long i64;
 #define TOTAL ((u32)TILES * CHUNKS)
 #define SHARE ((TOTAL + CTAS - 1) / CTAS)          // the most chunks a CTA walks
 #define X_CHUNKS (SHARE < CHUNKS ? SHARE : CHUNKS)  // the most columns of x it needs, in chunks
+#define STAGED_AHEAD 6  // loads of x a thread has under way
 #define OUTPUTS ((M * 128 + THREADS - 1) / THREADS)  // outputs of a tile a thread finishes
 
 #define STORE 0
@@ -123,8 +130,9 @@ struct Arguments {
     float* residual;           // RESIDUAL: fp32 [M, N], read and written
     float* out_sumsq;          // RESIDUAL: [M, N / 32]
     const u16* next_norm;      // RESIDUAL: [N] bf16 weight of the next norm, used as 1 + w
-    float* scratch;            // [TILES, SLOTS, M * 128]; ARGMAX: also [CTAS, M] pairs behind it
-    u32* counters;             // [TILES + 1], zero between calls
+    u64* scratch;              // [TILES, SLOTS, M * 128] parts, unmarked between calls
+    i64* candidates;           // ARGMAX: [CTAS, M]
+    u32* counter;              // ARGMAX: CTAs that have finished, zero between calls
     float eps;
 };
 
@@ -133,8 +141,91 @@ __device__ __forceinline__ u32 share_begin(u32 cta) { return cta * TOTAL / CTAS;
 // Which CTA walks flat chunk q: the inverse of the floor division above.
 __device__ __forceinline__ u32 cta_of(u32 q) { return ((q + 1) * CTAS - 1) / TOTAL; }
 
-// Eight columns of x from k as packed operands, where x is not stored as such.
-__device__ __forceinline__ uint4 convert_x(const Arguments& a, int m, int k) {
+// All threads but those of the warp that fills the ring.
+__device__ __forceinline__ void sync_walkers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+#if BULK
+struct Ring {
+    u32 data, full, empty;  // shared addresses: stages, and a barrier a stage for each direction
+    u32 slot, parity;       // of the next chunk to read
+};
+__device__ __forceinline__ void await(u32 barrier, u32 parity) {
+    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// All chunks of the share, one after the other, by one thread.
+__device__ __forceinline__ void fill_ring(const Ring& r, const char* from, u32 chunks) {
+    u32 slot = 0, lap = 0, arrived_slot = 0, arrived_lap = 0;
+    for (u32 i = 0; i < chunks; ++i, from += STAGE_BYTES) {
+        if (lap) await(r.empty + slot * 8, (lap - 1) & 1);
+        if (i >= IN_FLIGHT) {
+            await(r.full + arrived_slot * 8, arrived_lap & 1);
+            if (++arrived_slot == DEPTH) { arrived_slot = 0; ++arrived_lap; }
+        }
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(r.full + slot * 8), "n"(STAGE_BYTES) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+            ::"r"(r.data + slot * STAGE_BYTES), "l"(from), "n"(STAGE_BYTES), "r"(r.full + slot * 8) : "memory");
+        if (++slot == DEPTH) { slot = 0; ++lap; }
+    }
+}
+// False for the threads of the warp that fills the ring; they are done.
+__device__ __forceinline__ bool open_ring(Ring& r, const char* from, u32 chunks, u32 data) {
+    __shared__ u64 barriers[2 * DEPTH];
+    r = Ring{data, smem_address(barriers), smem_address(barriers + DEPTH), 0, 0};
+    if (threadIdx.x == THREADS) {
+        for (int i = 0; i < DEPTH; ++i) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(r.full + i * 8));
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(r.empty + i * 8), "n"(THREADS / 32));
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x == THREADS) fill_ring(r, from, chunks);
+    return threadIdx.x < THREADS;
+}
+// This thread's 32 bytes of the next chunk.
+__device__ __forceinline__ void take_chunk(Ring& r, uint4* w) {
+    await(r.full + r.slot * 8, r.parity);
+    const u32 at = r.data + r.slot * STAGE_BYTES + threadIdx.x * 16;
+    w[0] = load_shared(at);
+    w[1] = load_shared(at + THREADS * 16);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(r.empty + r.slot * 8) : "memory");
+    if (++r.slot == DEPTH) { r.slot = 0; r.parity ^= 1; }
+}
+#else
+struct Ring {
+    u32 data;
+    int slot;
+    const char* from;  // DEPTH - 1 chunks ahead
+    const char* stop;
+};
+__device__ __forceinline__ void fetch_chunk(Ring& r, int slot) {
+    if (r.from < r.stop) {
+        copy_async(r.data + slot * STAGE_BYTES, r.from);
+        copy_async(r.data + slot * STAGE_BYTES + THREADS * 16, r.from + THREADS * 16);
+    }
+    r.from += STAGE_BYTES;
+    commit();
+}
+__device__ __forceinline__ bool open_ring(Ring& r, const char* from, u32 chunks, u32 data) {
+    from += threadIdx.x * 16;
+    r = Ring{data + threadIdx.x * 16, 0, from, from + (i64)chunks * STAGE_BYTES};
+    for (int i = 0; i < DEPTH - 1; ++i) fetch_chunk(r, i);
+    return true;
+}
+__device__ __forceinline__ void take_chunk(Ring& r, uint4* w) {
+    wait<DEPTH - 2>();
+    w[0] = load_shared(r.data + r.slot * STAGE_BYTES);
+    w[1] = load_shared(r.data + r.slot * STAGE_BYTES + THREADS * 16);
+    fetch_chunk(r, r.slot == 0 ? DEPTH - 1 : r.slot - 1);
+    r.slot = r.slot + 1 == DEPTH ? 0 : r.slot + 1;
+}
+#endif
+
+// Eight columns of x from k as packed operands.
+__device__ __forceinline__ uint4 load_x(const Arguments& a, int m, int k) {
+    if (k >= K) return make_uint4(0, 0, 0, 0);
+    if (X_TYPE == (FP8 ? 0 : 1)) return load_l2((const void*)((const u16*)a.x + (i64)m * K + k));
     float f[8];
     if (X_TYPE == 2) {
         const float* p = (const float*)a.x + (i64)m * K + k;
@@ -153,22 +244,26 @@ __device__ __forceinline__ uint4 convert_x(const Arguments& a, int m, int k) {
 }
 
 // The columns of x that this CTA needs -> shared memory as [chunk][4 slices][M][COLUMNS / 4] 16-bit values; and, while they
-// are on their way, rstd of each row.
+// are on their way, rstd of each row. Plain loads: waiting for an asynchronous copy would wait for the ring too.
 __device__ __forceinline__ void stage_x(const Arguments& a, u32 begin, u32 end, u16* xs, float* row_gain) {
     const bool whole = SHARE >= CHUNKS;  // then by column, else from the first chunk on
     const int first = whole ? 0 : begin % CHUNKS, chunks = whole ? CHUNKS : end - begin;
     const int groups = COLUMNS / 8;  // of eight columns, a chunk
-#pragma unroll 4
-    for (int i = threadIdx.x; i < chunks * groups * M; i += THREADS) {
-        int m = i / (chunks * groups), at = i % (chunks * groups), chunk = first + at / groups;
-        int k = (chunk < CHUNKS ? chunk : chunk - CHUNKS) * COLUMNS + at % groups * 8;
-        int slice = at * 8 / (COLUMNS / 4), within = at * 8 % (COLUMNS / 4);
-        u16* to = xs + (slice * M + m) * (COLUMNS / 4) + within;
-        if (k >= K) *(uint4*)to = make_uint4(0, 0, 0, 0);
-        else if (X_TYPE == (FP8 ? 0 : 1)) copy_async(smem_address(to), (const u16*)a.x + (i64)m * K + k);
-        else *(uint4*)to = convert_x(a, m, k);
+    const int items = chunks * groups * M;
+    for (int i0 = threadIdx.x; i0 < items; i0 += THREADS * STAGED_AHEAD) {
+        uint4 v[STAGED_AHEAD];
+#pragma unroll
+        for (int j = 0; j < STAGED_AHEAD; ++j) {
+            const int i = i0 + j * THREADS, m = i / (chunks * groups), at = i % (chunks * groups), chunk = first + at / groups;
+            if (i < items) v[j] = load_x(a, m, (chunk < CHUNKS ? chunk : chunk - CHUNKS) * COLUMNS + at % groups * 8);
+        }
+#pragma unroll
+        for (int j = 0; j < STAGED_AHEAD; ++j) {
+            const int i = i0 + j * THREADS, m = i / (chunks * groups), at = i % (chunks * groups);
+            const int slice = at * 8 / (COLUMNS / 4), within = at * 8 % (COLUMNS / 4);
+            if (i < items) *(uint4*)(xs + (slice * M + m) * (COLUMNS / 4) + within) = v[j];
+        }
     }
-    commit();
 #if NORM
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < M) {
@@ -180,8 +275,7 @@ __device__ __forceinline__ void stage_x(const Arguments& a, u32 begin, u32 end, 
         if (lane == 0) row_gain[warp] = rsqrtf(sum / K + a.eps) / X_SCALE;
     }
 #endif
-    wait<0>();
-    __syncthreads();
+    sync_walkers();
 }
 
 // What a finished output needs besides its sum. Element e = thread + 512 i is row e / 128 of x, weight row e % 128 of the tile.
@@ -231,57 +325,38 @@ __device__ __forceinline__ void write_out(const Arguments& a, const Target& o, f
 #endif
 }
 
-// The parts of one element of a shared tile, added in their order. All loads are under way before the first addition.
-__device__ __forceinline__ float sum_parts(const float* first, u32 parts) {
-    float v = 0.f;
-    if (SLOTS <= 8) {
-        float part[SLOTS <= 8 ? SLOTS : 1];
-#pragma unroll
-        for (u32 p = 0; p < SLOTS; ++p) part[p] = p < parts ? load_l2(first + p * (M * 128)) : 0.f;
-#pragma unroll
-        for (u32 p = 0; p < SLOTS; ++p)
-            if (p < parts) v += part[p];
-    } else {
-#pragma unroll 8
-        for (u32 p = 0; p < parts; ++p) v += load_l2(first + p * (M * 128));
-    }
+__device__ __forceinline__ void store_part(u64* to, float v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"((u64)__float_as_uint(v) | 1ull << 32) : "memory");
+}
+__device__ __forceinline__ u64 load_part(const u64* from) {
+    u64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
     return v;
 }
 
-// Arrive at each shared tile; the last to come adds the parts in their order and finishes the tile. This is the end that the
-// next kernel waits for, so both tiles go together and what can be loaded beforehand is.
-__device__ __forceinline__ void join_parts(const Arguments& a, const int* cut, int cuts, const float* row_gain, float* best, int* best_n, u32* flag) {
-    __syncthreads();
-    if (threadIdx.x < cuts) {
-        int tile = cut[threadIdx.x];
-        u32 parts = cta_of((tile + 1) * CHUNKS - 1) - cta_of(tile * CHUNKS) + 1;
-        u32 arrived;  // releases what the whole CTA wrote before the barrier, acquires what the others did
-        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(arrived) : "l"(a.counters + tile) : "memory");
-        bool last = arrived == parts - 1;
-        if (last) a.counters[tile] = 0;
-        flag[threadIdx.x] = last ? parts : 0;
-    }
-    Target to[2][OUTPUTS];
+// One element of a shared tile: its first part, and the others in their order as they come. They are unmarked again for the
+// next call, which begins after this one has ended.
+__device__ __forceinline__ float add_parts(float v, u64* first, u32 parts) {
+    constexpr int BATCH = SLOTS - 1 < 7 ? (SLOTS > 1 ? SLOTS - 1 : 1) : 7;
+    for (u32 p0 = 1; p0 < parts; p0 += BATCH) {
+        u64 part[BATCH];
+        bool all;
+        do {
+            all = true;
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; ++i)
-            if (c < cuts) to[c][i] = target_of(a, cut[c], i);
-    __syncthreads();
-    float sum[2][OUTPUTS];
-#pragma unroll
-    for (int c = 0; c < 2; ++c)
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; ++i)
-            if (c < cuts && flag[c]) {
-                const int e = threadIdx.x + i * THREADS;
-                if (e < M * 128) sum[c][i] = sum_parts(a.scratch + (i64)cut[c] * SLOTS * (M * 128) + e, flag[c]);
+            for (int j = 0; j < BATCH; ++j) {
+                part[j] = p0 + j < parts ? load_part(first + (p0 + j) * (M * 128)) : 1ull << 32;
+                all = all && part[j] >> 32;
             }
+        } while (!all);
 #pragma unroll
-    for (int c = 0; c < 2; ++c)
-#pragma unroll
-        for (int i = 0; i < OUTPUTS; ++i)
-            if (c < cuts && flag[c]) write_out(a, to[c][i], sum[c][i], row_gain, best[i], best_n[i]);
+        for (int j = 0; j < BATCH; ++j)
+            if (p0 + j < parts) {
+                v += __uint_as_float((u32)part[j]);
+                first[(p0 + j) * (M * 128)] = 0;
+            }
+    }
+    return v;
 }
 
 #if EPILOGUE == ARGMAX
@@ -291,9 +366,9 @@ __device__ __forceinline__ void better(float& v, int& n, float v2, int n2) {
 }
 // The best of this CTA's tiles, then, in the last CTA to come, the best of all; the lowest id wins a tie.
 __device__ __forceinline__ void finish_argmax(const Arguments& a, const float* best, const int* best_n, Candidate* by_warp, u32* flag) {
-    Candidate* all = (Candidate*)(a.scratch + (i64)TILES * SLOTS * (M * 128));
+    Candidate* all = (Candidate*)a.candidates;
     int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    __syncthreads();
+    sync_walkers();
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i) {
         float v = best[i];
@@ -301,19 +376,19 @@ __device__ __forceinline__ void finish_argmax(const Arguments& a, const float* b
         for (int o = 16; o; o >>= 1) better(v, n, __shfl_xor_sync(~0u, v, o), __shfl_xor_sync(~0u, n, o));
         if (lane == 0 && (tid + i * THREADS) / 128 < M) by_warp[(tid + i * THREADS) / 32] = Candidate{v, n};
     }
-    __syncthreads();
+    sync_walkers();
     if (tid < M) {
         Candidate c = by_warp[tid * 4];
         for (int i = 1; i < 4; ++i) better(c.value, c.n, by_warp[tid * 4 + i].value, by_warp[tid * 4 + i].n);
         all[blockIdx.x * M + tid] = c;
         __threadfence();
     }
-    __syncthreads();
+    sync_walkers();
     if (tid == 0) {
-        flag[0] = atomicAdd(a.counters + TILES, 1u) == CTAS - 1;
-        if (flag[0]) a.counters[TILES] = 0;
+        flag[0] = atomicAdd(a.counter, 1u) == CTAS - 1;
+        if (flag[0]) *a.counter = 0;
     }
-    __syncthreads();
+    sync_walkers();
     if (!flag[0] || warp >= M) return;
     __threadfence();
     float v = __int_as_float(0xff800000);
@@ -339,7 +414,7 @@ __device__ __forceinline__ void stage_scales(const Arguments& a, u32 begin, u32 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS + 32 * BULK, 1) linear(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) char smem[];
     char* ring = smem;                                  // [DEPTH][STAGE_BYTES]
     float* red = (float*)(smem + DEPTH * STAGE_BYTES);  // [4 column slices][M][128]
@@ -349,28 +424,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __g
     const float* scale_from = scales + (SCALES == 2 ? warp_of_thread() / 4 * 4 : 0);
 #endif
     __shared__ float row_gain[16];
-    __shared__ u32 flag[2];
-    __shared__ int cut[2];  // the tiles this CTA shares with others: at most its first and its last
 #if EPILOGUE == ARGMAX
+    __shared__ u32 flag[1];
     __shared__ Candidate by_warp[4 * M];
 #endif
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
     const u32 begin = share_begin(blockIdx.x), end = share_begin(blockIdx.x + 1);
     int tile = begin / CHUNKS, chunk = begin % CHUNKS;
 
-    // Fill the ring; from here on `from` runs DEPTH - 1 chunks ahead.
-    const char* from = a.weights + (i64)begin * STAGE_BYTES + tid * 16;
-    const char* const stop = a.weights + (i64)end * STAGE_BYTES;
-    const u32 ring_at = smem_address(ring) + tid * 16;
-    auto issue = [&](int slot) {
-        if (from < stop) {
-            copy_async(ring_at + slot * STAGE_BYTES, from);
-            copy_async(ring_at + slot * STAGE_BYTES + THREADS * 16, from + THREADS * 16);
-        }
-        from += STAGE_BYTES;
-        commit();
-    };
-    for (int i = 0; i < DEPTH - 1; ++i) issue(i);
+    Ring r;
+    if (!open_ring(r, a.weights + (i64)begin * STAGE_BYTES, end - begin, smem_address(ring))) return;
 #if FP8
     stage_scales(a, begin, end, scales);
 #endif
@@ -385,17 +448,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __g
     int best_n[OUTPUTS];
 #pragma unroll
     for (int i = 0; i < OUTPUTS; ++i) { best[i] = __int_as_float(0xff800000); best_n[i] = 0x7fffffff; }
-    int cuts = 0;
+    Target owed[OUTPUTS];  // of the last tile, where others hold parts of it
+    float own[OUTPUTS];
     const u32 xs_at = smem_address(xs) + (warp % 4 * M + g) * (COLUMNS / 2) + t * (2 * LANE_COLUMNS);
-    int x_chunk = SHARE >= CHUNKS ? chunk : 0, slot = 0;
+    int x_chunk = SHARE >= CHUNKS ? chunk : 0;
 
     for (u32 q = begin; q < end; ++q) {
-        wait<DEPTH - 2>();
         uint4 w[2];  // a unit each
-        w[0] = load_shared(ring_at + slot * STAGE_BYTES);
-        w[1] = load_shared(ring_at + slot * STAGE_BYTES + THREADS * 16);
-        issue(slot == 0 ? DEPTH - 1 : slot - 1);
-        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+        take_chunk(r, w);
         uint4 b[NT];
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
@@ -438,7 +498,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __g
         ++x_chunk;
         if (++chunk == CHUNKS || q + 1 == end) {
             const bool shared = chunk != CHUNKS || q + 1 - begin < CHUNKS;  // part of the tile lies in another CTA
-            __syncthreads();  // everyone is done with the previous tile's `red`
+            sync_walkers();  // everyone is done with the previous tile's `red`
 #pragma unroll
             for (int u = 0; u < 2; ++u)
 #pragma unroll
@@ -449,26 +509,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_CTAS) linear(const __g
                         if (m < M) red[(warp % 4 * M + m) * 128 + r] = acc[u][n][i];
                         acc[u][n][i] = 0.f;
                     }
-            __syncthreads();
-            u32 mine = shared ? blockIdx.x - cta_of(tile * CHUNKS) : 0;
+            sync_walkers();
+            const u32 mine = shared ? blockIdx.x - cta_of(tile * CHUNKS) : 0;
 #pragma unroll
             for (int i = 0; i < OUTPUTS; ++i) {
                 int e = tid + i * THREADS;
                 float v = 0.f;
                 if (e < M * 128) v = red[e] + red[M * 128 + e] + red[2 * M * 128 + e] + red[3 * M * 128 + e];
                 if (!shared) write_out(a, target_of(a, tile, i), v, row_gain, best[i], best_n[i]);
-                else if (e < M * 128) __stcg(a.scratch + ((i64)tile * SLOTS + mine) * (M * 128) + e, v);
-            }
-            if (shared) {
-                if (tid == 0) cut[cuts] = tile;
-                ++cuts;
+                else if (mine && e < M * 128) store_part(a.scratch + ((i64)tile * SLOTS + mine) * (M * 128) + e, v);
+                own[i] = v;
             }
             chunk = 0;
             if (SHARE >= CHUNKS) x_chunk = 0;
             ++tile;
         }
     }
-    join_parts(a, cut, cuts, row_gain, best, best_n, flag);
+    // The end that the next kernel waits for: what this CTA's last tile still lacks, where it has the first part of it.
+    const u32 last = (end - 1) / CHUNKS, parts = cta_of((last + 1) * CHUNKS - 1) - blockIdx.x + 1;
+    if (parts > 1 && cta_of(last * CHUNKS) == blockIdx.x) {
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i) owed[i] = target_of(a, last, i);
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i) {
+            const int e = tid + i * THREADS;
+            if (e < M * 128) own[i] = add_parts(own[i], a.scratch + (i64)last * SLOTS * (M * 128) + e, parts);
+        }
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; ++i) write_out(a, owed[i], own[i], row_gain, best[i], best_n[i]);
+    }
 #if EPILOGUE == ARGMAX
     finish_argmax(a, best, best_n, by_warp, flag);
 #endif

@@ -22,6 +22,8 @@ THREADS = 512
 X_SCALE = 1 / 16  # keeps un-normalised activations up to a million inside fp16; a power of two, so exact
 STAGE_BYTES = 16 * 1024
 MAX_ROWS = 16
+MAX_DEPTH = 10  # stages of the ring
+IN_FLIGHT = 3  # of them under way at a time on sm_90; see linear.cu
 SOURCE = Path(__file__).with_name("linear.cu")
 SHARED_LIMIT_BYTES = 227 * 1024  # a CTA on sm_90; 163 KiB on sm_80
 _X_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -63,20 +65,22 @@ class Residual:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch shared by a device's linear layers, which run one after the other. counters are zero between calls."""
+    """Scratch shared by a device's linear layers, which run one after the other. All zero between calls."""
 
     scratch: Tensor
-    counters: Tensor
+    candidates: Tensor
+    counter: Tensor
     processors: int
 
     @classmethod
     def for_layers(cls, layers: list[PackedLinear], device: torch.device) -> "Workspace":
         """Allocate once for the largest of `layers`."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        floats = max(layer.tiles * slots(layer, processors) for layer in layers) * MAX_ROWS * 128
+        parts = max(layer.tiles * slots(layer, processors) for layer in layers) * MAX_ROWS * 128
         return cls(
-            torch.zeros(floats + processors * MAX_ROWS * 2, dtype=torch.float32, device=device),
-            torch.zeros(max(layer.tiles for layer in layers) + 1, dtype=torch.int32, device=device),
+            torch.zeros(parts, dtype=torch.int64, device=device),
+            torch.zeros(processors * MAX_ROWS, dtype=torch.int64, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
             processors,
         )
 
@@ -113,7 +117,7 @@ def linear(
     shape = _shape(packed, x.shape[0], workspace.processors, arch)
     _kernel(shape, variant, arch).launch(
         shape.ctas,
-        THREADS,
+        shape.threads,
         _arguments(x, packed, workspace, out, norm, residual),
         torch.cuda.current_stream(x.device).cuda_stream,
         overlap=overlap and arch >= 90,
@@ -151,7 +155,8 @@ class _Arguments(ctypes.Structure):
         ("out_sumsq", ctypes.c_void_p),
         ("next_norm", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
-        ("counters", ctypes.c_void_p),
+        ("candidates", ctypes.c_void_p),
+        ("counter", ctypes.c_void_p),
         ("eps", ctypes.c_float),
     )
 
@@ -161,7 +166,7 @@ def _arguments(
 ) -> _Arguments:
     tensors = [packed.weights, packed.scales, packed.scale_rows, x, norm.h_sumsq if norm else None, out]
     tensors += [residual.stream, residual.sumsq, residual.next_norm] if residual else [None, None, None]
-    tensors += [workspace.scratch, workspace.counters]
+    tensors += [workspace.scratch, workspace.candidates, workspace.counter]
     return _Arguments(*(None if t is None else t.data_ptr() for t in tensors), norm.eps if norm else 0.0)
 
 
@@ -205,15 +210,19 @@ class Shape:
         return sums + x + scales
 
     @property
-    def ctas_per_processor(self) -> int:
-        """Two, so that the next kernel's prologue fits beside this one, unless the ring would be too short."""
-        return 2 if (self.shared_limit_bytes // 2 - self.fixed_shared_bytes) // STAGE_BYTES >= 3 else 1
+    def is_bulk(self) -> bool:
+        """Whether a warp of its own fills the ring by bulk copies (sm_90)."""
+        return self.shared_limit_bytes == SHARED_LIMIT_BYTES
+
+    @property
+    def threads(self) -> int:
+        """Threads a CTA."""
+        return THREADS + 32 * self.is_bulk
 
     @property
     def depth(self) -> int:
         """Stages of the ring."""
-        room = self.shared_limit_bytes // self.ctas_per_processor - 1024 - self.fixed_shared_bytes
-        return max(2, min(8, room // STAGE_BYTES))
+        return max(2, min(MAX_DEPTH, (self.shared_limit_bytes - 1024 - self.fixed_shared_bytes) // STAGE_BYTES))
 
     @property
     def shared_bytes(self) -> int:
@@ -238,7 +247,7 @@ class Shape:
             "EPILOGUE": int(variant.epilogue),
             "OUT_TYPE": variant.out_type,
             "DEPTH": self.depth,
-            "MIN_CTAS": self.ctas_per_processor,
+            "IN_FLIGHT": min(IN_FLIGHT, self.depth - 1),
         }
 
 

@@ -103,7 +103,7 @@ def test_the_argument_block_matches_the_c_struct() -> None:
     body = SOURCE.read_text().split("struct Arguments {")[1].split("};")[0]
     names = [line.split(";")[0].split()[-1].lstrip("*") for line in body.splitlines() if ";" in line]
     assert names == [field[0] for field in linear_module._Arguments._fields_]
-    assert ctypes.sizeof(linear_module._Arguments) == 11 * 8 + 8
+    assert ctypes.sizeof(linear_module._Arguments) == 12 * 8 + 8
 
 
 @pytest.mark.parametrize(
