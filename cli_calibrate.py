@@ -37,9 +37,9 @@ def calibrate(
 ) -> None:
     """A/A false alarms, interval coverage and the smallest effect the gate can see.
 
-    --simulate: the very code that decides, on known noise, about two minutes on two cores. --build: both sides of a
-    comparison are B; reports the noise found here, the smallest slowdown the configured looks can see, and how many
-    launches × requests a wanted effect takes.
+    --simulate: the very code that decides, on known noise, about three minutes on two cores. --build: both sides of a
+    comparison are B; reports the noise found here (of launches, of requests, of which engine is started second), the
+    smallest slowdown the configured looks can see, and how many launches × requests a wanted effect takes.
     """
     if is_simulation == (build is not None):
         raise click.UsageError("choose --simulate, or --build B")
@@ -79,7 +79,7 @@ def _measure(
     from .gates.calibrate import calibrate as calibrate_run
     from .gates.calibrate import found_noise, rule_of
     from .gates.comparison import Measured
-    from .gates.simulate import POWER_EFFECTS, simulate_coverage, simulate_decisions
+    from .gates.simulate import Coverage, Decisions, simulate_noise
     from .harness.builds import resolve_builds
     from .harness.plan import RunPlan
     from .harness.progress_display import ProgressDisplay
@@ -94,16 +94,23 @@ def _measure(
         run.measure()
     measured = Measured(run.directory.manifest(), run.directory.streams(), launches)
     found = calibrate_run(measured, config)
-    decisions, coverage = [], []
+    decisions: tuple[Decisions, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
     if found.depths:
-        noise, rule = found_noise(found), rule_of(config)
-        for number, effect in enumerate(POWER_EFFECTS):
-            decisions.append(simulate_decisions(noise, rule, effect, comparisons, SIMULATION_SEED + number))
-        coverage = [simulate_coverage(noise, rule, look, comparisons, SIMULATION_SEED) for look in config.looks]
+        rule = rule_of(config, is_crossover=found.is_crossover)
+        with _progress() as progress:
+            task = progress.add_task("simulating the gate under this noise", total=None)
+            decisions, coverage = simulate_noise(
+                found_noise(found),
+                rule,
+                comparisons,
+                SIMULATION_SEED,
+                lambda done, total: progress.update(task, completed=done, total=total),
+            )
     if as_json:
         click.echo(json.dumps(calibration_json(found, decisions, coverage)))
     else:
-        print_calibration(found, decisions, config.looks)
+        print_calibration(found, decisions, config.looks, config.requests_per_depth)
     click.echo(f"{run.directory.path}: the A/A's records", err=True)
     sys.exit(4 if found.void_reasons else 0)
 

@@ -25,12 +25,16 @@ class DepthNoise:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What an A/A found. recommendations: for the loudest depth, one a wanted effect."""
+    """What an A/A found. recommendations: for the loudest depth, one a wanted effect.
+
+    is_crossover: the gate takes start order out of comparisons like this one.
+    """
 
     launches: int
     depths: tuple[DepthNoise, ...]
     recommendations: tuple[Recommendation, ...]
     void_reasons: tuple[str, ...]
+    is_crossover: bool = True
 
     @property
     def loudest(self) -> DepthNoise:
@@ -46,7 +50,7 @@ def calibrate(measured: Measured, config: GateConfig) -> Calibration:
         return Calibration(len(pairing.launches), (), (), reasons)
     orders = measured.candidate_second(pairing)
     depths = tuple(_depth_noise(pairs.depth, pairs.log_tpot_ratios(), orders, config) for pairs in pairing.depths)
-    found = Calibration(len(pairing.launches), depths, (), ())
+    found = Calibration(len(pairing.launches), depths, (), (), orders is not None)
     recommendations = tuple(
         recommend(
             found.loudest.noise,
@@ -54,6 +58,7 @@ def calibrate(measured: Measured, config: GateConfig) -> Calibration:
             num_depths=len(depths),
             margin=config.margin,
             confidence=config.confidence,
+            is_crossover=found.is_crossover,
         )
         for effect in WANTED_EFFECTS
     )
@@ -66,7 +71,7 @@ def found_noise(calibration: Calibration) -> Noise:
     return Noise("as measured", launch=components.launch, request=components.request, order=components.order or 0.0)
 
 
-def rule_of(config: GateConfig, depths: int | None = None) -> GateRule:
+def rule_of(config: GateConfig, depths: int | None = None, *, is_crossover: bool = True) -> GateRule:
     """The part of a gate's configuration that a simulation needs; engines that we start are a crossover."""
     return GateRule(
         depths=depths or len(config.depths),
@@ -74,6 +79,7 @@ def rule_of(config: GateConfig, depths: int | None = None) -> GateRule:
         margin=config.margin,
         confidence=config.confidence,
         looks=config.looks,
+        is_crossover=is_crossover,
     )
 
 
@@ -89,6 +95,7 @@ def _depth_noise(
             num_depths=len(config.depths),
             margin=config.margin,
             confidence=config.confidence_of_a_look,
+            is_crossover=candidate_second is not None,
         )
         for look in config.looks
     )

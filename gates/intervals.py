@@ -5,8 +5,7 @@ Both take the effect of start order out where it can be told (crossover.py); wit
 One launch's requests share its luck (clock, memory layout, autotuning), so the launch is the sampling unit. With few
 launches the bootstrap is too narrow (it resamples 3 points) and t is right; with many the bootstrap is the wider. Where
 request noise swamps launch luck the bootstrap counts it twice and covers up to 99.8 % (`calibrate --simulate`): wider
-than need be, which costs launches and never a false alarm. In a crossover 3 launches leave t one degree of freedom: it
-covers, and is too wide to decide anything but a gross change; 5 are a working minimum.
+than need be, which costs launches and never a false alarm.
 """
 
 from collections.abc import Sequence

@@ -77,28 +77,41 @@ def detectable_effect(
     margin: float,
     confidence: float,
     power: float = 0.9,
+    is_crossover: bool = True,
 ) -> float:
     """The smallest slowdown (a fraction) at one depth that FAILs with this power: margin + (t + t_power)·s/√L.
 
-    Plain where the noise knows no start order, else with a crossover's error and degrees of freedom.
+    is_crossover: engines that we start, so with a crossover's error and degrees of freedom; else plain.
     """
     if launches < MIN_LAUNCHES:
         return math.inf
-    design = LaunchDesign.plain(launches) if noise.order is None else LaunchDesign.alternating(launches)
+    design = LaunchDesign.alternating(launches) if is_crossover else LaunchDesign.plain(launches)
     powered = float(stats.t.ppf(power, design.degrees_of_freedom)) * design.unit_error
     reach = design.reach(confidence, num_depths) + powered
     return math.expm1(math.log1p(margin) + reach * noise.of_a_launch_mean(requests))
 
 
 def recommend(
-    noise: NoiseComponents, effect: float, *, num_depths: int, margin: float, confidence: float
+    noise: NoiseComponents,
+    effect: float,
+    *,
+    num_depths: int,
+    margin: float,
+    confidence: float,
+    is_crossover: bool = True,
 ) -> Recommendation:
     """The cheapest launches × requests by streams measured that see `effect`, a launch costing as much as 10 pairs."""
     best: tuple[float, Recommendation] | None = None
     for requests in REQUEST_CHOICES:
         for launches in range(MIN_LAUNCHES, MAX_LAUNCHES + 1):
             found = detectable_effect(
-                noise, launches=launches, requests=requests, num_depths=num_depths, margin=margin, confidence=confidence
+                noise,
+                launches=launches,
+                requests=requests,
+                num_depths=num_depths,
+                margin=margin,
+                confidence=confidence,
+                is_crossover=is_crossover,
             )
             if found <= effect:
                 cost = launches * (10.0 + requests)

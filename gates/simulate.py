@@ -116,6 +116,18 @@ def simulate(
     )
 
 
+def simulate_noise(
+    noise: Noise, rule: GateRule, comparisons: int, seed: int, progress: Progress
+) -> tuple[tuple[Decisions, ...], tuple[Coverage, ...]]:
+    """The power curve under one noise, and coverage at every look, on every core."""
+    jobs: list[Callable[[int], Coverage | Decisions]] = []
+    jobs += [_DecisionJob(noise, rule, effect, comparisons) for effect in POWER_EFFECTS]
+    jobs += [_CoverageJob(noise, rule, look, comparisons) for look in rule.looks]
+    results = _run(jobs, seed, progress)
+    decisions = tuple(result for result in results if isinstance(result, Decisions))
+    return decisions, tuple(result for result in results if isinstance(result, Coverage))
+
+
 def simulate_coverage(noise: Noise, rule: GateRule, launches: int, comparisons: int, seed: int) -> Coverage:
     """How often the intervals of so many launches hold the truth at every depth, at rule.confidence in one look."""
     held = np.zeros(3, dtype=np.int64)

@@ -1,5 +1,6 @@
 """Tables of `calibrate` on a terminal, and its --json object."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..gates.calibrate import Calibration
+from ..gates.noise_components import Recommendation
 from ..gates.simulate import Coverage, Decisions, Simulation
 from .format import count, fixed, percent
 
@@ -39,6 +41,7 @@ def calibration_json(
                 "depth": row.depth,
                 "launch": row.noise.launch,
                 "request": row.noise.request,
+                "order": row.noise.order,
                 "detectable": row.detectable[-1],
             }
             for row in found.depths
@@ -65,28 +68,69 @@ def print_simulation(found: Simulation) -> None:
     console.print(f"coverage of the deciding interval: {_share(min(covers))} to {_share(max(covers))} (nominal 95 %)")
 
 
-def print_calibration(found: Calibration, decisions: Sequence[Decisions], looks: Sequence[int]) -> None:
-    """Noise, detectable effects and recommendations of a real A/A."""
+def print_calibration(
+    found: Calibration, decisions: Sequence[Decisions], looks: Sequence[int], requests_per_depth: int
+) -> None:
+    """Noise, detectable effects and recommendations of a real A/A; looks and requests: those of the gate."""
     console = Console(highlight=False)
     for reason in found.void_reasons:
-        console.print(f"void: {reason}", markup=False)
+        console.print(f"void: {reason}", markup=False, soft_wrap=True)
     if not found.depths:
+        console.print(
+            "This A/A says nothing. Put right what is named above (a busy machine voids too), and run it again."
+        )
         return
+    console.print(_noise_table(found, looks))
+    for line in _noise_words(found):
+        console.print(line, markup=False, soft_wrap=True)
+    setting = f"looks after {_listed(looks)} launches, {requests_per_depth} requests a depth in each"
+    title = f"the gate under this noise ({setting}), by how much slower every depth is"
+    console.print(title, style="italic", markup=False, soft_wrap=True)
+    console.print(_power_table(decisions, None))
+    for advice in found.recommendations:
+        console.print(_advice(advice), markup=False, soft_wrap=True)
+
+
+def _noise_table(found: Calibration, looks: Sequence[int]) -> Table:
     table = Table(title=f"noise of this machine, A/A over {found.launches} launches", title_justify="left")
-    for heading in ("depth", "launch noise", "request noise", "pairs", *(f"sees after {look}" for look in looks)):
+    headings = ("depth", "launches", "requests", "started second", "pairs")
+    for heading in (*headings, *(f"sees after {look}" for look in looks)):
         table.add_column(heading, justify="right")
     for row in found.depths:
         seen = [percent(effect) for effect in row.detectable]
         noise = row.noise
-        table.add_row(count(row.depth), _share(noise.launch), _share(noise.request), count(row.pairs), *seen)
-    console.print(table)
-    console.print(_power_table(decisions, "power with this noise: FAIL where every depth is slower by this much"))
-    for advice in found.recommendations:
-        wanted = percent(advice.effect)
-        if advice.launches is None:
-            console.print(f"to see {wanted}: more than 60 launches; this machine is too noisy for it")
-        else:
-            console.print(f"to see {wanted} at every depth: {advice.launches} launches × {advice.requests} requests")
+        order = percent(None if noise.order is None else math.expm1(noise.order))
+        table.add_row(count(row.depth), _share(noise.launch), _share(noise.request), order, count(row.pairs), *seen)
+    return table
+
+
+def _noise_words(found: Calibration) -> list[str]:
+    """What the columns mean."""
+    lines = [
+        "launches: standard deviation between launches of the same code; 0.0 % where the requests' own hides it.",
+        "requests: standard deviation between pairs of one launch; more requests or more output tokens average it out.",
+    ]
+    if found.depths[0].noise.order is not None:
+        lines.append("started second: time per token of the engine started second; the gate removes it from estimates.")
+    elif found.is_crossover:
+        lines.append("started second: needs 4 launches to be told from the launches' own noise.")
+    lines.append("sees after N: the smallest slowdown at one depth that FAILs 9 times in 10 after N launches.")
+    return lines
+
+
+def _advice(advice: Recommendation) -> str:
+    wanted = percent(advice.effect)
+    if advice.launches is None:
+        return f"to see {wanted}: more than 60 launches; make the machine quieter, or --max-tokens larger"
+    launches, requests = advice.launches, advice.requests
+    return (
+        f"to see {wanted} at every depth: {launches} launches × {requests} requests "
+        f"(`looks: [{launches}]`, `requests_per_depth: {requests}` in the gate's configuration)"
+    )
+
+
+def _listed(looks: Sequence[int]) -> str:
+    return ", ".join(str(look) for look in looks)
 
 
 def _design_rows(found: Simulation) -> list[Coverage]:
@@ -138,7 +182,7 @@ def _decision_table(found: Simulation) -> Table:
     return table
 
 
-def _power_table(rows: Sequence[Decisions], title: str) -> Table:
+def _power_table(rows: Sequence[Decisions], title: str | None) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in ("true slowdown", "FAIL", "PASS", "launches"):
         table.add_column(heading, justify="right")

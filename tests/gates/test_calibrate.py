@@ -63,8 +63,43 @@ def test_known_noise_is_found_in_an_a_with_a(
     assert rule_of(CONFIG) == GateRule(depths=2, requests=30, looks=(5, 8))
     assert found_noise(found).request == found.loudest.noise.request
     assert set(calibration_json(found, (), ())) > {"false_alarm_rate", "coverage", "power", "comparisons", "noise"}
-    print_calibration(found, (), CONFIG.looks)
-    assert "noise of this machine" in capsys.readouterr().out
+    print_calibration(found, (), CONFIG.looks, 30)
+    text = capsys.readouterr().out
+    assert "noise of this machine" in text
+    assert "looks after 5, 8 launches, 30 requests a depth in each" in text
+    assert "the gate removes it from estimates" in text
+    assert f"`looks: [{found.recommendations[-1].launches}]`" in text
+
+
+def test_start_order_is_a_component_and_hides_nothing(make_stream: MakeStream, made_up_manifest: RunManifest) -> None:
+    """Whatever is started second takes 5 % longer: even launches start a, then b."""
+    manifest = made_up_manifest.model_copy(update={"requests_per_depth": 30})
+    streams = [
+        stream.model_copy(
+            update={
+                "events": tuple(event.model_copy(update={"t_ns": round(event.t_ns * 1.05)}) for event in stream.events)
+            }
+        )
+        if stream.build == "ba"[stream.launch % 2]
+        else stream
+        for stream in a_with_a(make_stream, 0.01, 0.03)
+    ]
+    found = calibrate(Measured(manifest, streams, 12), CONFIG)
+    for depth in found.depths:
+        assert depth.noise.order == pytest.approx(0.0488, abs=0.01)
+        assert depth.noise.launch == pytest.approx(0.01, rel=0.6)
+    assert found_noise(found).order == found.loudest.noise.order
+    assert calibration_json(found, (), ())["noise"][0]["order"] == found.depths[0].noise.order
+
+
+def test_two_launches_cannot_tell_start_order_apart(
+    make_stream: MakeStream, made_up_manifest: RunManifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = made_up_manifest.model_copy(update={"requests_per_depth": 30})
+    found = calibrate(Measured(manifest, a_with_a(make_stream, 0.01, 0.03), 2), CONFIG)
+    assert [depth.noise.order for depth in found.depths] == [None, None]
+    print_calibration(found, (), CONFIG.looks, 30)
+    assert "needs 4 launches" in capsys.readouterr().out
 
 
 def test_an_a_with_a_that_lost_a_pair_says_nothing(make_stream: MakeStream, made_up_manifest: RunManifest) -> None:

@@ -63,8 +63,16 @@ def test_one_launch_says_nothing() -> None:
 def test_detectable_effect_is_what_the_simulated_gate_detects(order: float | None) -> None:
     """One depth, one look, so that the formula's case is the simulation's."""
     noise = NoiseComponents(launch=0.005, request=0.02, order=order)
-    effect = detectable_effect(noise, launches=8, requests=20, num_depths=1, margin=0.01, confidence=0.95)
     rule = GateRule(depths=1, requests=20, looks=(8,), n_resamples=1000, is_crossover=order is not None)
+    effect = detectable_effect(
+        noise,
+        launches=8,
+        requests=20,
+        num_depths=1,
+        margin=0.01,
+        confidence=0.95,
+        is_crossover=rule.is_crossover,
+    )
     simulated = simulate_decisions(Noise("", launch=0.005, request=0.02, order=order or 0.0), rule, effect, 600, seed=0)
     assert simulated.failed == pytest.approx(0.9, abs=0.07)
 
