@@ -1,18 +1,19 @@
 """Stream records of known times and tokens, made up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from kernarc.harness.records import (
     BuildRecord,
-    Environment,
     RunManifest,
     StreamRecord,
     StreamStatus,
     TokenEvent,
     Usage,
 )
+
+from ..made_up import made_up_environment
 
 MakeStream = Callable[..., StreamRecord]
 
@@ -69,6 +70,16 @@ def made_up_stream(
     )
 
 
+def started_second_takes(streams: Sequence[StreamRecord], factor: float) -> list[StreamRecord]:
+    """The same streams of a and b, but whichever is started second in a launch takes `factor` times as long."""
+
+    def stretched(stream: StreamRecord) -> StreamRecord:
+        events = (event.model_copy(update={"t_ns": round(event.t_ns * factor)}) for event in stream.events)
+        return stream.model_copy(update={"events": tuple(events)})
+
+    return [stretched(stream) if stream.build == "ba"[stream.launch % 2] else stream for stream in streams]
+
+
 @pytest.fixture
 def make_stream() -> MakeStream:
     return made_up_stream
@@ -101,22 +112,7 @@ def made_up_run_manifest(builds: tuple[str, ...] = ("a", "b"), **changes: Any) -
         residency="both",
         requests_sha256="",
         prompt_source="",
-        environment=Environment(
-            hostname="",
-            platform="",
-            cpu_model="",
-            cpu_count=2,
-            cpu_governor=None,
-            memory_total_bytes=1,
-            gpu_name=None,
-            gpu_driver=None,
-            gpu_memory_bytes=None,
-            python_version="",
-            library_versions={},
-            kernarc_version="",
-            git_commit=None,
-            git_dirty=None,
-        ),
+        environment=made_up_environment(),
         **changes,
     )
 

@@ -13,6 +13,8 @@ from kernarc.gates.simulate import COVERAGE_LAUNCHES, POWER_EFFECTS, GateRule, s
 from kernarc.harness.records import RunManifest, StreamRecord, StreamStatus
 from kernarc.reports.calibration_text import calibration_json, print_calibration, print_simulation, simulation_json
 
+from .conftest import started_second_takes
+
 MakeStream = Callable[..., StreamRecord]
 CONFIG = GateConfig(depths=(128, 256), requests_per_depth=30, looks=(5, 8))
 
@@ -74,16 +76,7 @@ def test_known_noise_is_found_in_an_a_with_a(
 def test_start_order_is_a_component_and_hides_nothing(make_stream: MakeStream, made_up_manifest: RunManifest) -> None:
     """Whatever is started second takes 5 % longer: even launches start a, then b."""
     manifest = made_up_manifest.model_copy(update={"requests_per_depth": 30})
-    streams = [
-        stream.model_copy(
-            update={
-                "events": tuple(event.model_copy(update={"t_ns": round(event.t_ns * 1.05)}) for event in stream.events)
-            }
-        )
-        if stream.build == "ba"[stream.launch % 2]
-        else stream
-        for stream in a_with_a(make_stream, 0.01, 0.03)
-    ]
+    streams = started_second_takes(a_with_a(make_stream, 0.01, 0.03), 1.05)
     found = calibrate(Measured(manifest, streams, 12), CONFIG)
     for depth in found.depths:
         assert depth.noise.order == pytest.approx(0.0488, abs=0.01)

@@ -19,25 +19,12 @@ from kernarc.harness.records import (
     Usage,
 )
 
+from ..made_up import made_up_environment
+
 
 @pytest.fixture
 def environment_record() -> Environment:
-    return Environment(
-        hostname="host",
-        platform="Linux",
-        cpu_model="cpu",
-        cpu_count=2,
-        cpu_governor=None,
-        memory_total_bytes=1,
-        gpu_name=None,
-        gpu_driver=None,
-        gpu_memory_bytes=None,
-        python_version="3.11",
-        library_versions={},
-        kernarc_version="0.1.0",
-        git_commit=None,
-        git_dirty=None,
-    )
+    return made_up_environment()
 
 
 @pytest.fixture
