@@ -69,7 +69,7 @@ def required_bytes(checkpoint: Checkpoint, config: ModelConfig, max_context: int
     rings = RING.value * (heads * (key_dim + value_dim + 2) * 4 + config.conv_dim * 2)
     return {
         "weights": sum(stored.values()) + (2 * vocabulary if config.tie_word_embeddings else 0),
-        "FP8 draft head": vocabulary if with_mtp else 0,
+        "int8 copy of the head": vocabulary,
         "keys and values": attention * capacity * key_bytes + capacity * config.rotary_dim * 2,
         "gated delta net state": delta_nets * (heads * key_dim * value_dim * 4 + rings),
         "packing and prefill": 3 * 2 * vocabulary + _RESERVE_BYTES,

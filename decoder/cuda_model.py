@@ -19,6 +19,7 @@ from .kernels.norm import rms_norm
 from .kernels.packing import PackedLinear
 from .kernels.products import Products
 from .kernels.rope_qk import rope_qk
+from .kernels.screened_head import screened_argmax
 from .kernels.verify_attention import verify_attention
 
 
@@ -119,9 +120,13 @@ class StepModel:
             hidden,
             ring=state.hidden,
             positions=state.positions,
-            launch=self._before(weights.head),
+            launch=self._before(weights.head.screen),
         )
-        self.products.argmax(hidden, weights.head, scratch.targets[:rows])
+        self.choose(hidden, scratch.targets[:rows])
+
+    def choose(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """hidden [R, D] after the final norm → out int64 [R], the target's greedy tokens."""
+        screened_argmax(hidden, self.weights.head, self.scratch.head, self.products, out, self._plain)
 
     def _mtp_pass(self, rows: int, place: Place, *, draft_index: int) -> None:
         scratch, state, mtp = self.scratch, self.state, self.weights.mtp

@@ -130,7 +130,7 @@ class CudaSession:
         self._state.reset()
         hidden = self._prefill.run(prompt_ids)
         first = self._scratch.targets[:1]
-        self._products.argmax(hidden, self.weights.head, first)
+        self._model.choose(hidden, first)
         token = int(first)
         self._state.tokens[len(prompt_ids) % len(self._state.tokens)] = token
         self.context_length = len(prompt_ids)

@@ -11,6 +11,7 @@ from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import MAX_ROWS, RING
 from .kernels.linear import Residual
 from .kernels.rope_qk import rope_tables
+from .kernels.screened_head import HeadScratch
 from .kernels.verify_attention import segments_for
 
 ACTIVATION = torch.float16  # between kernels of a step; the residual stream is fp32
@@ -107,6 +108,7 @@ class Scratch:
         self.top = empty(self.segments * heads, torch.float32)
         self.total = empty(self.segments * heads, torch.float32)
         self.draft_hidden = torch.empty(1, hidden, dtype=ACTIVATION, device=device)
+        self.head = HeadScratch(config.vocab_size, device)
         self.drafts = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         self.targets = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         self.result = torch.zeros(MAX_ROWS + 1, dtype=torch.int64, device=device)

@@ -13,6 +13,7 @@ from .draft_vocabulary import DraftVocabulary
 from .errors import CheckpointError
 from .kernels.gdn_prepare import GdnWeights
 from .kernels.packing import UNIT_ROWS, PackedLinear, pack_bf16, pack_fp8
+from .kernels.screened_head import ScreenedHead
 from .quantize import block_scales, quantize_rows
 from .weights import Checkpoint, Fp8Weight, is_fp8_linear
 
@@ -73,14 +74,14 @@ class CudaWeights:
     embedding: torch.Tensor  # bf16 [V, D]
     layers: list[LayerWeights]
     norm: torch.Tensor
-    head: PackedLinear
+    head: ScreenedHead
     draft_head: PackedLinear
     mtp: MtpWeights | None
     draft_ids: torch.Tensor | None = None  # int64 [V'], the token of each row of a reduced draft head
 
     def linears(self) -> list[PackedLinear]:
         """Every packed matrix."""
-        packed = [self.head, self.draft_head]
+        packed = [self.head.screen, self.draft_head]
         layers = self.layers + ([self.mtp.layer] if self.mtp else [])
         packed += [linear for layer in layers for linear in layer.linears()]
         return packed + ([self.mtp.fc] if self.mtp else [])
@@ -102,7 +103,7 @@ def load_cuda_weights(
     quantize` would have written them.
 
     fp8_drafts: drafts come from block-FP8 copies of the vocabulary head and of `mtp.fc`, half the bytes.
-    draft_vocabulary: only these rows of it. The verify head stays whole and as stored, so the output does not change.
+    draft_vocabulary: only these rows of it. The verify head decides by its rows as stored: the output does not change.
     Raises CheckpointError for tensors that do not pack.
     """
     layers: list[LayerWeights] = []
@@ -121,15 +122,16 @@ def load_cuda_weights(
             outside |= {prefix + name: tensor for name, tensor in tensors.items()}
     embedding = _dense(outside[_EMBEDDING])
     head = _dense(outside.pop(_HEAD)) if not config.tie_word_embeddings else embedding
-    packed = pack_bf16(head, name=_HEAD)
+    verify_head = ScreenedHead.build(head, name=_HEAD)
     draft_ids = None
+    draft_head = verify_head.screen
     if with_mtp and draft_vocabulary is not None:
         draft_ids = draft_vocabulary.rows(UNIT_ROWS, config.vocab_size).to(device)
         head = head[draft_ids]
-    draft_head = packed
-    if with_mtp and (fp8_drafts or draft_ids is not None):
-        draft_head = pack_fp8([quantise(head)], name=_HEAD) if fp8_drafts else pack_bf16(head, name=_HEAD)
-    return CudaWeights(embedding, layers, _vector(outside[_NORM]), packed, draft_head, mtp, draft_ids)
+        draft_head = pack_fp8([quantise(head)], name=_HEAD)
+    if with_mtp and not fp8_drafts:
+        draft_head = pack_bf16(head, name=_HEAD)
+    return CudaWeights(embedding, layers, _vector(outside[_NORM]), verify_head, draft_head, mtp, draft_ids)
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

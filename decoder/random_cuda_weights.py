@@ -15,6 +15,7 @@ from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights, M
 from .kernels.gdn_prepare import GdnWeights
 from .kernels.packing import BLOCK, TILE, UNIT_ROWS, PackedLinear
 from .kernels.packing import _scale_mode as scale_mode
+from .kernels.screened_head import ScreenedHead
 
 E4M3_STD = 130.0  # of uniformly drawn codes without NaN; only the order matters
 
@@ -41,7 +42,7 @@ class RandomWeights:
         )
         ids = None if draft_rows is None else torch.arange(draft_rows, device=self.device)
         draft_head = self.fp8(draft_rows or vocab, hidden)
-        return CudaWeights(embedding, layers, self.vector(hidden), self.bf16(vocab, hidden), draft_head, mtp, ids)
+        return CudaWeights(embedding, layers, self.vector(hidden), self.head(vocab, hidden), draft_head, mtp, ids)
 
     def layer(self, is_attention: bool) -> LayerWeights:
         """One decoder layer."""
@@ -95,11 +96,8 @@ class RandomWeights:
         scales = torch.full((parts * blocks, chunks), k**-0.5 / E4M3_STD, device=self.device)
         return PackedLinear(weights, scales, halves, n, k, scale_mode(halves), interleave)
 
-    def bf16(self, n: int, k: int) -> PackedLinear:
-        """Packed bf16 weights [n, k] of standard deviation about 1/√k."""
-        tiles, chunks = -(-n // TILE), -(-k // (BLOCK // 2))
-        size = tiles * chunks * TILE * (BLOCK // 2)
-        values = torch.empty(size, dtype=torch.bfloat16, device=self.device).normal_(
-            0, k**-0.5, generator=self.generator
-        )
-        return PackedLinear(values.view(torch.uint8), None, None, n, k)
+    def head(self, vocab: int, hidden: int) -> ScreenedHead:
+        """A vocabulary head, bf16 rows and their screen."""
+        rows = torch.empty(vocab, hidden, dtype=torch.bfloat16, device=self.device)
+        rows.normal_(0, hidden**-0.5, generator=self.generator)
+        return ScreenedHead.build(rows, name="lm_head.weight")

@@ -17,7 +17,8 @@
 // Norm. RMSNorm before the product is x * rstd * (1 + w): whoever made x has multiplied by (1 + w) * X_SCALE in fp16, and
 // rstd, one number a row, is multiplied into the finished sum.
 //
-// Compile-time: N (weight rows), TILES, CHUNKS (a tile), K, KB (scale blocks a row), M (rows of x), CTAS, FP8 (else bf16),
+// Compile-time: N (weight rows), TILES, CHUNKS (a tile), K, KB (scale blocks a row), M (rows of x), CTAS, FP8 (8 bits under
+// scales, int8 where INT8; else bf16),
 // SCALES (0 one scale a chunk, 1 one each for rows 0..7 and 8..15 of a unit, 2 one each for every half unit),
 // X_TYPE and OUT_TYPE (0 fp16, 1 bf16, 2 fp32), NORM, EPILOGUE, DEPTH, SLOTS, IN_FLIGHT.
 #define BULK (__CUDA_ARCH__ >= 900)
@@ -105,11 +106,23 @@ __device__ __forceinline__ void e4m3_to_half(u32 q, u32& lo, u32& hi) {
     hi = (b & 0x80008000u) | ((b & 0x7f007f00u) >> 1);
 #endif
 }
-#if __CUDA_ARCH__ >= 890
-#define E4M3_GAIN 1.f
+#if __CUDA_ARCH__ >= 890 || INT8
+#define BYTE_GAIN 1.f
 #else
-#define E4M3_GAIN 256.f
+#define BYTE_GAIN 256.f
 #endif
+// Four int8 -> two fp16 pairs: the byte + 128 in the low bits of 1024 is exact, and so is the difference.
+__device__ __forceinline__ void int8_to_half(u32 q, u32& lo, u32& hi) {
+    q ^= 0x80808080u;
+    lo = __byte_perm(q, 0x64646464u, 0x5140);
+    hi = __byte_perm(q, 0x64646464u, 0x5342);
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(lo) : "r"(0x64806480u));
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(hi) : "r"(0x64806480u));
+}
+__device__ __forceinline__ void byte_to_half(u32 q, u32& lo, u32& hi) {
+    if (INT8) int8_to_half(q, lo, hi);
+    else e4m3_to_half(q, lo, hi);
+}
 
 __device__ __forceinline__ void mma(float* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if FP8
@@ -409,7 +422,7 @@ __device__ __forceinline__ void stage_scales(const Arguments& a, u32 begin, u32 
     for (u32 i = threadIdx.x; i < (end - begin) * CHUNK_SCALES; i += THREADS) {
         u32 q = begin + i / CHUNK_SCALES, half = i % CHUNK_SCALES;
         int row = ((const int*)a.scale_rows)[q / CHUNKS * 16 + half];
-        to[i] = a.scales[(i64)row * KB + q % CHUNKS] * E4M3_GAIN;
+        to[i] = a.scales[(i64)row * KB + q % CHUNKS] * BYTE_GAIN;
     }
 }
 #endif
@@ -475,10 +488,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * BULK, 1) linear(cons
         for (int u = 0; u < 2; ++u) {
             u32 lo[4], hi[4];  // this lane's columns of rows g and g + 8
             if (FP8) {
-                e4m3_to_half(w[u].x, lo[0], lo[1]);
-                e4m3_to_half(w[u].y, lo[2], lo[3]);
-                e4m3_to_half(w[u].z, hi[0], hi[1]);
-                e4m3_to_half(w[u].w, hi[2], hi[3]);
+                byte_to_half(w[u].x, lo[0], lo[1]);
+                byte_to_half(w[u].y, lo[2], lo[3]);
+                byte_to_half(w[u].z, hi[0], hi[1]);
+                byte_to_half(w[u].w, hi[2], hi[3]);
             } else {
                 lo[0] = w[u].x; lo[1] = w[u].y;
                 hi[0] = w[u].z; hi[1] = w[u].w;

@@ -1,8 +1,8 @@
 """Linear layers at 1..16 rows from streamed FP8 or bf16 weights: the launcher of linear.cu and its plain twin.
 
-y = x Wᵀ with W [N, K] in e4m3 with one multiplying scale a 128×128 block, or in bf16. The kernel reads every weight
-byte once, fuses the RMSNorm before and the SwiGLU, residual addition or argmax after, and gives the same bits for a row
-whatever rows ride along.
+y = x Wᵀ with W [N, K] in e4m3 or int8 with one multiplying scale a 128×128 block, or in bf16. The kernel reads every
+weight byte once, fuses the RMSNorm before and the SwiGLU, residual addition or argmax after, and gives the same bits
+for a row whatever rows ride along.
 """
 
 import ctypes
@@ -200,6 +200,7 @@ class Shape:
     is_fp8: bool
     scale_mode: int
     shared_limit_bytes: int
+    is_int8: bool = False
 
     @property
     def fixed_shared_bytes(self) -> int:
@@ -241,6 +242,7 @@ class Shape:
             "CTAS": self.ctas,
             "SLOTS": self.slots,
             "FP8": int(self.is_fp8),
+            "INT8": int(self.is_int8),
             "SCALES": self.scale_mode,
             "X_TYPE": variant.x_type,
             "NORM": int(variant.has_norm),
@@ -268,6 +270,7 @@ def _shape(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
         packed.is_fp8,
         packed.scale_mode,
         limit,
+        packed.is_int8,
     )
     if shape.shared_bytes > limit:
         raise DecoderError(

@@ -11,6 +11,7 @@ TILE = 128
 BLOCK = 128  # rows and columns that share one FP8 scale
 UNIT_ROWS = 16
 CHUNK_ROW_BYTES = 128
+SLICE_ROWS = 64 * BLOCK  # of a vocabulary at a time in fp32: all of it would not fit beside the model
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class PackedLinear:
     scale_rows: int32 [tiles, 8, 2], the scale row of weight rows 0..7 and 8..15 of each 16-row unit.
     scale_mode: 0 where those are one a tile, 1 where one for each half of a unit, 2 otherwise.
     interleaved: gate and up rows alternate by eight, for SWIGLU. n counts rows without padding.
+    is_int8: the bytes under scales are int8, else e4m3.
     """
 
     weights: Tensor
@@ -30,10 +32,11 @@ class PackedLinear:
     k: int
     scale_mode: int = 0
     interleaved: bool = False
+    is_int8: bool = False
 
     @property
     def is_fp8(self) -> bool:
-        """FP8 with scales, else bf16."""
+        """8 bits with scales (FP8 unless is_int8), else bf16."""
         return self.scales is not None
 
     @property
@@ -92,6 +95,32 @@ def pack_bf16(weight: Tensor, *, name: str = "weight") -> PackedLinear:
     return PackedLinear(_pack_rows(rows), None, None, weight.shape[0], weight.shape[1])
 
 
+def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """bf16 [N, K] → (int8 [N, K], multiplying scale fp32 a 128×128 block), the largest value of a block at 127."""
+    rows, columns = weight.shape
+    scale = torch.empty(-(-rows // BLOCK), -(-columns // BLOCK), device=weight.device)
+    values = torch.empty_like(weight, dtype=torch.int8)
+    for first in range(0, rows, SLICE_ROWS):
+        part = weight[first : first + SLICE_ROWS].float()
+        padded = torch.nn.functional.pad(part, (0, -columns % BLOCK, 0, -len(part) % BLOCK))
+        blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
+        largest = blocks.abs().amax(dim=(1, 3)).clamp_min(1e-30) / 127.0
+        rounded = (blocks / largest[:, None, :, None]).round().view_as(padded)
+        values[first : first + len(part)] = rounded[: len(part), :columns].to(torch.int8)
+        scale[first // BLOCK : first // BLOCK + len(largest)] = largest
+    return values, scale
+
+
+def pack_int8(weight: Tensor, scale: Tensor, *, name: str = "weight") -> PackedLinear:
+    """Pack int8 weights [N, K] with scale [⌈N/128⌉, ⌈K/128⌉]. Raises CheckpointError for shapes that do not pack."""
+    _check_part(weight, weight.shape[1], name)
+    units = torch.arange(-(-weight.shape[0] // TILE) * 8, dtype=torch.int32, device=weight.device)
+    rows = (units * UNIT_ROWS // BLOCK).view(-1, 8, 1).expand(-1, -1, 2).contiguous()
+    packed = _pack_rows(weight.view(torch.uint8))
+    n, k = weight.shape
+    return PackedLinear(packed, scale.float().contiguous(), rows, n, k, _scale_mode(rows), is_int8=True)
+
+
 def unpack(packed: PackedLinear) -> Tensor:
     """The inverse: fp32 [N, K] with scales applied, gate rows before up rows where interleaved."""
     # tile, chunk, unit, row group, column slice, g, t, half, bytes
@@ -99,7 +128,8 @@ def unpack(packed: PackedLinear) -> Tensor:
     raw = raw.reshape(packed.tiles * TILE, packed.chunks * CHUNK_ROW_BYTES)
     if packed.scales is not None and packed.scale_rows is not None:
         row_scale = packed.scales[packed.scale_rows.long()].repeat_interleave(8, dim=2).flatten(0, 2)  # [rows, ⌈K/128⌉]
-        values = raw.view(torch.float8_e4m3fn).float() * row_scale.repeat_interleave(BLOCK, dim=1)
+        code = torch.int8 if packed.is_int8 else torch.float8_e4m3fn
+        values = raw.view(code).float() * row_scale.repeat_interleave(BLOCK, dim=1)
     else:
         values = raw.view(torch.bfloat16).float()
     values = values[: packed.n, : packed.k]
