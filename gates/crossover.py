@@ -9,11 +9,10 @@ degrees of freedom. (Hills and Armitage 1979; Senn, Cross-over Trials in Clinica
 Design and Analysis of Cross-Over Trials, ch. 2: the treatment effect adjusted for a period effect.)
 
 The rule is fixed before anything is measured: from 4 launches that hold both orders the effect is always taken out,
-whether the data show one or not; to test for it first spoils the error rate (Freeman 1989, on carry-over). Simulated
-(design noise, looks 5, 8, 12), always adjusting costs 0.3 launches of 5.0 on a 3 % slowdown where there is no effect,
-and where the second engine is 2 % faster FAILs 100 % of them, not 46 %. 3 launches would keep one degree of freedom
-(29 % of 3 % slowdowns found, not 75 %), so they stay plain: a third of the effect is in the estimate then, and all of
-it in the width of the interval, which therefore covers (`calibrate --simulate`).
+whether the data show one or not; to test for it first spoils the error rate (Freeman 1989, on carry-over). Where there
+is none this costs a few per cent of width; where the second engine is 2 % faster it finds every 3 % slowdown, not one
+in two (`calibrate --simulate` prints both). 3 launches would keep one degree of freedom, and t(0.975, 1) is 12.7, so
+they stay plain: a third of the effect is in the estimate then, all of it in the interval's width, which so covers.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from .noise import DESIGN_NOISE, NOISES, Noise
 
 COVERAGE_LAUNCHES = (3, 5, 8, 12, 20)
 POWER_EFFECTS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05)
+START_ORDERS = (0.0, -0.02, -0.05)  # how much slower (log units) the engine started second is
 CHUNK = 250  # comparisons held in memory at once
 
 Progress = Callable[[int, int], None]
@@ -75,7 +76,11 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One full run: the tables that `calibrate --simulate` prints. design_coverage: the plain formulas alone."""
+    """One full run: the tables that `calibrate --simulate` prints.
+
+    design_coverage: the plain formulas. start_order: a 3 % slowdown under each of START_ORDERS, by the rule and by the
+    plain formulas.
+    """
 
     rule: GateRule
     design_coverage: tuple[Coverage, ...]
@@ -83,6 +88,7 @@ class Simulation:
     no_effect: tuple[Decisions, ...]
     at_margin: tuple[Decisions, ...]
     power: tuple[Decisions, ...]
+    start_order: tuple[tuple[Decisions, Decisions], ...]
 
 
 def simulate(
@@ -102,17 +108,21 @@ def simulate(
     coverage_jobs = [one_launch, *design, *settings]
     jobs: list[Callable[[int], Coverage | Decisions]] = [_CoverageJob(*job, comparisons) for job in coverage_jobs]
     jobs += [_DecisionJob(noise, rule, effect, comparisons) for noise, effect in effects]
+    moved = [replace(DESIGN_NOISE, order=order) for order in START_ORDERS]
+    jobs += [_DecisionJob(noise, by, 0.03, comparisons) for by in (rule, plain) for noise in moved]
     results = list(_run(jobs, seed, progress))
     coverage = [result for result in results if isinstance(result, Coverage)]
     decisions = [result for result in results if isinstance(result, Decisions)]
     first = 1 + len(design)
+    ordered = decisions[-2 * len(moved) :]
     return Simulation(
         rule=rule,
         design_coverage=tuple(coverage[:first]),
         coverage=tuple(coverage[first:]),
         no_effect=tuple(decisions[: len(noises)]),
         at_margin=tuple(decisions[len(noises) : 2 * len(noises)]),
-        power=tuple(decisions[2 * len(noises) :]),
+        power=tuple(decisions[2 * len(noises) : -2 * len(moved)]),
+        start_order=tuple(zip(ordered[: len(moved)], ordered[len(moved) :], strict=True)),
     )
 
 

@@ -1,5 +1,7 @@
 """A small seeded simulation of the rule that decides; the bounds are binomial, for shares of 400 comparisons."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernarc.gates.noise import DESIGN_NOISE, NOISES, Noise
@@ -8,6 +10,7 @@ from scipy import stats
 
 COMPARISONS = 400
 RULE = GateRule(n_resamples=1_000)
+PLAIN = replace(RULE, is_crossover=False)
 
 
 def at_most(share: float) -> float:
@@ -37,26 +40,36 @@ def test_deciding_interval_covers(noise: Noise, launches: int) -> None:
 
 def test_one_launch_alone_is_blind_to_its_luck() -> None:
     """The published figure for one launch of 40 requests is 44 %; it is why launches are the sampling unit."""
-    found = simulate_coverage(DESIGN_NOISE, GateRule(requests=40, n_resamples=1_000), 1, COMPARISONS, seed=4)
+    found = simulate_coverage(DESIGN_NOISE, replace(PLAIN, requests=40), 1, COMPARISONS, seed=4)
     assert at_least(0.44) <= found.bootstrap <= at_most(0.44)
     assert found.deciding == 0
 
 
 @pytest.mark.parametrize(("launches", "published"), [(3, 0.86), (5, 0.91), (8, 0.96)])
 def test_two_level_bootstrap_covers_as_published(launches: int, published: float) -> None:
-    found = simulate_coverage(DESIGN_NOISE, RULE, launches, COMPARISONS, seed=5)
+    """The published figures are of the plain formulas, which stay for engines that we do not start."""
+    found = simulate_coverage(DESIGN_NOISE, PLAIN, launches, COMPARISONS, seed=5)
     assert at_least(published) <= found.bootstrap <= at_most(published)
     assert at_least(0.95) <= found.student <= at_most(0.95)
 
 
-def test_three_percent_slowdown_is_found() -> None:
-    found = simulate_decisions(DESIGN_NOISE, RULE, 0.03, COMPARISONS, seed=6)
+@pytest.mark.parametrize("order", [0.0, -0.02, -0.05])
+def test_three_percent_slowdown_is_found_whatever_start_order_does(order: float) -> None:
+    found = simulate_decisions(replace(DESIGN_NOISE, order=order), RULE, 0.03, COMPARISONS, seed=6)
     assert found.failed >= 0.9
     assert found.passed == 0
 
 
+def test_start_order_changes_no_decision_but_the_plain_rules() -> None:
+    """The same draws with and without a start-order effect: decided alike, where the plain rule sees half as much."""
+    moved = replace(DESIGN_NOISE, order=-0.02)
+    one, other = (simulate_decisions(noise, RULE, 0.03, 200, seed=8) for noise in (DESIGN_NOISE, moved))
+    assert (one.failed, one.passed, one.mean_launches) == (other.failed, other.passed, other.mean_launches)
+    assert simulate_decisions(moved, PLAIN, 0.03, 200, seed=8).failed < 0.7
+
+
 def test_no_slowdown_passes_where_launches_are_quiet() -> None:
-    quiet = Noise("quiet", launch=0.001, request=0.005)
+    quiet = Noise("quiet", launch=0.0005, request=0.002)
     found = simulate_decisions(quiet, RULE, 0.0, 50, seed=7)
     assert found.passed == 1
     assert found.mean_launches == RULE.looks[0]
