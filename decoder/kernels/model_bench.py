@@ -1,8 +1,8 @@
 """Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
 
 `python -m kernarc.decoder.kernels.model_bench [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
-[--draft-rows 40960] [--prefill bf16,fp8] [--profile] [--sweep]`. Ids mean nothing here (device_check has those); bytes, products and
-caches are the model's own. Prints one line a measurement.
+[--draft-rows 40960] [--prefill bf16,fp8] [--profile] [--sweep]`. Ids mean nothing here (device_check has those);
+bytes, products and caches are the model's own. Prints one line a measurement.
 """
 
 import argparse
@@ -39,18 +39,21 @@ def main() -> None:
         f"{config.num_hidden_layers} layers, draft head {options.draft_rows or config.vocab_size} rows",
         flush=True,
     )
+    if options.sweep:
+        sweep_gdn(card)
     weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
-    start = time.perf_counter()
     window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
     products = CudaProducts(weights.linears(), card)
-    session = CudaSession(config, weights, products, max_context=window, device=card, prefill_fp8=options.prefill_fp8)
-    session.warm_up(drafts[0] if drafts else 0)
-    print(f"warm-up {time.perf_counter() - start:.1f} s, {_gib():.1f} GiB allocated", flush=True)
-    for depth in depths:
-        _measure(session, depth, drafts, options.steps)
-    if options.profile:
+    for kind in options.prefill.split(","):
+        start = time.perf_counter()
+        session = CudaSession(config, weights, products, max_context=window, device=card, prefill_fp8=kind == "fp8")
+        session.warm_up(drafts[0] if drafts else 0)
+        print(f"prefill in {kind}: warm-up {time.perf_counter() - start:.1f} s, {_gib():.1f} GiB", flush=True)
         for depth in depths:
-            profile_prefill(session, depth)
+            _measure(session, depth, drafts, options.steps)
+            if options.profile:
+                profile_prefill(session, depth)
+        drafts = []  # a step is the same after either
 
 
 def _options() -> argparse.Namespace:
@@ -78,7 +81,7 @@ def _prompt(session: CudaSession, depth: int) -> list[int]:
 def _measure(session: CudaSession, depth: int, drafts: list[int], steps: int) -> None:
     prompt = _prompt(session, depth)
     seconds = []
-    for _ in range(3):
+    for _ in range(3 if depth < 32768 else 2):
         start = time.perf_counter()
         session.prefill(prompt)
         seconds.append(time.perf_counter() - start)
@@ -102,10 +105,7 @@ def sweep_gdn(card: torch.device, rows: int = 8192) -> None:
     raw, conv = torch.zeros(32, channels, dtype=torch.float16, device=card), torch.randn(channels, 4, device=card)
     g, beta = -torch.rand(rows, heads, device=card) * 0.1, torch.rand(rows, heads, device=card)
     state = torch.zeros(heads, 128, 128, device=card)
-    settings = [Launches(warps, 32, 4, 1) for warps in (4, 8)]
-    settings += [
-        Launches(4, *scan) for scan in ((32, 4, 2), (32, 8, 1), (16, 4, 1), (16, 2, 2), (64, 4, 1), (64, 8, 2))
-    ]
+    settings = [Launches(4, *scan) for scan in ((32, 4, 2), (64, 4, 2), (64, 8, 2), (16, 4, 2))]
     for launches in settings:
 
         def run(launches: Launches = launches) -> torch.Tensor:
