@@ -53,7 +53,7 @@ class Prefill:
         device = weights.embedding.device
         if fp8:
             check_fp8_products(device)
-        self._cudnn = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._cudnn = device.type == "cuda" and _has_cudnn_attention(config, device)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
         self._mtp_mixer: AttentionMixer | None = None  # without its queries, where those can be cut off
@@ -213,6 +213,22 @@ def rows_from(packed: PackedLinear, first: int) -> PackedLinear | None:
     scale_rows = packed.scale_rows[tile:]
     low = first // TILE if packed.scales.shape[0] * TILE == packed.n else 0  # one row of scales a tile: cut those too
     return replace(packed, weights=weights, scales=packed.scales[low:], scale_rows=scale_rows - low, n=packed.n - first)
+
+
+def _has_cudnn_attention(config: ModelConfig, device: torch.device) -> bool:
+    """Whether cuDNN attends at these heads; from sm_90 on it is also the faster one."""
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+
+    def rows(heads: int) -> torch.Tensor:
+        return torch.ones(1, heads, 64, config.head_dim, dtype=ACTIVATION, device=device)
+
+    keys = rows(config.num_key_value_heads)
+    try:
+        output, log = _cudnn_attention(rows(config.num_attention_heads), keys, keys, causal=False)
+    except RuntimeError:
+        return False
+    return bool((output - 1).abs().max() < 1e-2) and log.shape == output.shape[:2]
 
 
 def _cudnn_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool) -> Part:

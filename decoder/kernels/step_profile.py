@@ -41,11 +41,12 @@ class NotedProducts:
     """Products that note which part each call belongs to, in order."""
 
     inner: Products
+    verify_head: PackedLinear
     calls: list[str] = field(default_factory=list)
 
     def store(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None) -> None:
         """As Products."""
-        self.calls.append(WEIGHTS)
+        self.calls.append(VERIFY_HEAD if packed is self.verify_head else WEIGHTS)
         self.inner.store(x, packed, out, norm)
 
     def add(self, x: torch.Tensor, packed: PackedLinear, residual: Residual) -> None:
@@ -64,14 +65,13 @@ class NotedProducts:
         self.inner.argmax(x, packed, out)
 
     def of_a_step(self, runs: int) -> list[str]:
-        """The calls of one step, of which `runs` were made since the last clear(); the last head verifies."""
+        """The calls of one step, of which `runs` were made since the last clear()."""
         step = self.calls[: len(self.calls) // runs]
         if not step or step * runs != self.calls:
             raise DecoderError(
                 f"{len(self.calls)} products were called in {runs} equal steps", "this is a bug: report it"
             )
-        last = len(step) - 1 - step[::-1].index(DRAFT_HEADS)
-        return [VERIFY_HEAD if place == last else part for place, part in enumerate(step)]
+        return step
 
 
 def part_of(kernel: str) -> str:
@@ -107,7 +107,7 @@ class StepProfiler:
         """session: only its weights are used; a state of its own is allocated for max_context tokens."""
         weights: CudaWeights = session.weights
         card = torch.device("cuda", torch.cuda.current_device())
-        noted = NotedProducts(CudaProducts(weights.linears(), card, overlap=False))
+        noted = NotedProducts(CudaProducts(weights.linears(), card, overlap=False), weights.head.screen)
         self.session = CudaSession(
             session.config, weights, noted, max_context=max_context, device=card, overlap=False, pdl=False
         )
