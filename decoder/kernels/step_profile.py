@@ -27,12 +27,9 @@ GDN, ATTENTION, REST = "Gated DeltaNet", "attention", "rest"
 PARTS = (WEIGHTS, VERIFY_HEAD, DRAFT_HEADS, GDN, ATTENTION, REST)
 _PRODUCT = "linear"  # what the kernel of every product is called
 _BY_NAME = {
-    "gdn": GDN,
-    "recur": GDN,
-    "gate_output": GDN,
-    "split": ATTENTION,
-    "combine": ATTENTION,
-    "rope_qk": ATTENTION,
+    **dict.fromkeys(("gdn", "recur", "gate_output"), GDN),
+    **dict.fromkeys(("split", "combine", "rope_qk", "attend"), ATTENTION),
+    **dict.fromkeys(("lower_bound", "decide", "pick"), VERIFY_HEAD),  # screened_head.py
 }
 
 
