@@ -25,6 +25,8 @@ API void kernarc_bind(Engine* engine, int index, float* first, float* second, in
   layer.capacity = capacity;
 }
 
+API void kernarc_reset(Engine* engine) { engine->reset(); }
+
 API void kernarc_prefill(Engine* engine, const int64_t* ids, int rows, int64_t start, int following) {
   engine->prefill(ids, rows, start, following);
 }

@@ -8,6 +8,7 @@
 #include "gemm.h"
 
 constexpr int KEY_BLOCK = 64;
+constexpr int TOGETHER = 2 * STRIP;  // query rows of one softmax: independent work while a row's chain waits
 
 // Room for `queries` rows: [dim16] of output, then the softmax's running state.
 struct AttentionScratch {
@@ -22,40 +23,40 @@ static inline void write_key(float* keys, long position, int dim, const float* k
   for (int d = 0; d < dim; ++d) to[d * KEY_BLOCK] = key[d];
 }
 
-// Softmax of a strip's scores against one block, in place; rescales what was accumulated. seen[r]: keys row r may see.
+// The largest of a row's 64 scores; those from `seen` on become -inf.
+static inline float mask_and_top(float* scores, long seen) {
+  constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+  F16 v[GROUP_BLOCKS];
+  for (int b = 0; b < GROUP_BLOCKS; ++b) v[b] = load(scores + b * LANES);
+  if (seen < KEY_BLOCK)
+    for (int b = 0; b < GROUP_BLOCKS; ++b) {
+      const long left = seen - b * LANES;
+      v[b] = keep(v[b], left < 0 ? 0 : left > LANES ? LANES : static_cast<int>(left), set1(LOWEST));
+      store(scores + b * LANES, v[b]);
+    }
+  return largest(larger(larger(v[0], v[1]), larger(v[2], v[3])));
+}
+
+// Softmax of some rows' scores against one block, in place; rescales what was accumulated. seen[r]: keys row r may see.
 static inline void softmax_block(float* scores, int rows, const long* seen, float* peak, float* mass, float* mixed,
                                  int dim16) {
-  constexpr float LOWEST = -std::numeric_limits<float>::infinity();
-  alignas(64) float tops[LANES] = {}, old[LANES] = {};
+  alignas(64) float tops[LANES] = {}, old[LANES] = {}, fresh[LANES], shrink[LANES];
   for (int r = 0; r < rows; ++r) {
-    F16 top = set1(LOWEST);
-    for (int b = 0; b < GROUP_BLOCKS; ++b) {
-      float* at = scores + r * KEY_BLOCK + b * LANES;
-      const long visible = seen[r] - b * LANES;
-      F16 v = load(at);
-      if (visible < LANES) {
-        v = keep(v, visible < 0 ? 0 : static_cast<int>(visible), set1(LOWEST));
-        store(at, v);
-      }
-      top = larger(top, v);
-    }
+    tops[r] = mask_and_top(scores + r * KEY_BLOCK, seen[r]);
     old[r] = peak[r];
-    tops[r] = largest(top);
   }
   const F16 peaks = larger(load(old), load(tops));
-  alignas(64) float fresh[LANES], shrink[LANES];
   store(fresh, peaks);
-  store(shrink, exp(load(old) - peaks));
+  store(shrink, exp_below_overflow(load(old) - peaks));
   for (int r = 0; r < rows; ++r) {
-    peak[r] = fresh[r];
-    F16 total = load(mass + r * LANES) * set1(shrink[r]);
+    float* at = scores + r * KEY_BLOCK;
+    F16 p[GROUP_BLOCKS];
     for (int b = 0; b < GROUP_BLOCKS; ++b) {
-      float* at = scores + r * KEY_BLOCK + b * LANES;
-      const F16 p = exp(load(at) - set1(fresh[r]));
-      store(at, p);
-      total = total + p;
+      p[b] = exp_below_overflow(load(at + b * LANES) - set1(fresh[r]));
+      store(at + b * LANES, p[b]);
     }
-    store(mass + r * LANES, total);
+    store(mass + r * LANES, fma(load(mass + r * LANES), set1(shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
+    peak[r] = fresh[r];
     if (shrink[r] == 1.0f) continue;
     for (int c = 0; c < dim16; c += LANES) store(mixed + r * dim16 + c, load(mixed + r * dim16 + c) * set1(shrink[r]));
   }
@@ -64,7 +65,7 @@ static inline void softmax_block(float* scores, int rows, const long* seen, floa
 // scratch.query [queries, dim] (scaled, `group` rows a position from `start` on) -> scratch.mixed.
 static inline void attend(const AttentionScratch& s, int queries, int group, long start, const float* keys,
                           const float* values, int dim, int dim16) {
-  alignas(64) float scores[STRIP * KEY_BLOCK];
+  alignas(64) float scores[TOGETHER * KEY_BLOCK];
   for (int i = 0; i < queries; ++i) {
     s.peak[i] = -std::numeric_limits<float>::infinity();
     store(s.mass + i * LANES, set1(0.0f));
@@ -73,20 +74,24 @@ static inline void attend(const AttentionScratch& s, int queries, int group, lon
   const long last = start + (queries - 1) / group;
   for (long first = 0; first <= last; first += KEY_BLOCK) {
     const float *key_block = keys + first * dim, *value_block = values + first * dim16;
-    for_strips(queries, [&](int begin, int rows) {
-      long seen[STRIP];
+    for_strips<TOGETHER>(queries, [&](int begin, int rows) {
+      long seen[TOGETHER];
       for (int r = 0; r < rows; ++r) seen[r] = start + (begin + r) / group - first + 1;
       const long visible = seen[rows - 1];
       if (visible <= 0) return;
+      const float* query = s.query + static_cast<long>(begin) * dim;
       float* mixed = s.mixed + static_cast<long>(begin) * dim16;
-      fp32_micro(rows, GROUP_BLOCKS)(s.query + static_cast<long>(begin) * dim, dim, key_block, KEY_BLOCK, dim, scores,
-                                     KEY_BLOCK, false);
+      for_strips<STRIP>(rows, [&](int r, int size) {
+        fp32_micro(size, GROUP_BLOCKS)(query + r * dim, dim, key_block, KEY_BLOCK, dim, scores + r * KEY_BLOCK, KEY_BLOCK,
+                                       false);
+      });
       softmax_block(scores, rows, seen, s.peak + begin, s.mass + begin * LANES, mixed, dim16);
       const int used = visible < KEY_BLOCK ? static_cast<int>(visible) : KEY_BLOCK;
-      for (int c = 0; c < dim16; c += GROUP) {
-        const int blocks = (dim16 - c < GROUP ? dim16 - c : GROUP) / LANES;
-        fp32_micro(rows, blocks)(scores, KEY_BLOCK, value_block + c, dim16, used, mixed + c, dim16, true);
-      }
+      for_strips<STRIP>(rows, [&](int r, int size) {
+        for (int c = 0; c < dim16; c += GROUP)
+          fp32_micro(size, (dim16 - c < GROUP ? dim16 - c : GROUP) / LANES)(
+              scores + r * KEY_BLOCK, KEY_BLOCK, value_block + c, dim16, used, mixed + r * dim16 + c, dim16, true);
+      });
     });
   }
   for (int i = 0; i < queries; ++i) {

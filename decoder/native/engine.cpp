@@ -317,6 +317,17 @@ void Engine::mtp_finish(int row, int64_t position) {
   rms_norm(mtp_x.row(row), m.mtp_norm, m.hidden, m.eps, mtp_hidden.row(0));
 }
 
+// Back to an empty sequence; caches need no clearing.
+void Engine::reset() {
+  for (const Layer& layer : layers) {
+    if (layer.is_attention) continue;
+    std::memset(layer.first, 0, sizeof(float) * m.value_heads * m.key_dim * value16);
+    std::memset(layer.second, 0, sizeof(float) * (m.conv_width - 1) * channels16);
+  }
+  context_length = mtp_length = 0;
+  backlog_rows = 0;
+}
+
 // Read the next rows of a prompt; `following` of them have a known next token, which the MTP head reads too.
 void Engine::prefill(const int64_t* ids, int rows, int64_t start, int following) {
   team.run([&](int member) {

@@ -56,6 +56,7 @@ class Engine {
   int64_t backlog_tokens[MAX_BACKLOG];
   Rows backlog;  // [MAX_BACKLOG, hidden]
 
+  void reset();
   void prefill(const int64_t* ids, int rows, int64_t start, int following);
   int64_t first_token(int last_row);
   void draft(int count, int64_t* drafts);

@@ -49,7 +49,10 @@ static void micro(const float* x, long ldx, const void* w, long w_stride, int k,
     const float* p = static_cast<const float*>(w);
     for (int i = 0; i < k; ++i, p += w_stride) {
 #pragma GCC unroll 4
-      for (int b = 0; b < NB; ++b) wide[b] = load(p + b * LANES);
+      for (int b = 0; b < NB; ++b) {
+        wide[b] = load(p + b * LANES);
+        if (R > 1 && R < 5) wide[b] = in_register(wide[b]);  // 5 and 6 rows are bound by arithmetic either way
+      }
       step(wide, i);
     }
   }
@@ -72,10 +75,10 @@ static inline Micro fp32_micro(int rows, int blocks) { return MICRO[0][rows - 1]
 
 static inline long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Calls f(first row, rows) for strips of at most STRIP rows, as equal as can be.
-template <class F>
+// Calls f(first row, rows) for strips of at most MOST rows, as equal as can be.
+template <int MOST = STRIP, class F>
 static inline void for_strips(int rows, F&& f) {
-  const int strips = (rows + STRIP - 1) / STRIP;
+  const int strips = (rows + MOST - 1) / MOST;
   for (int s = 0, first = 0; s < strips; ++s) {
     const int size = (rows - first + strips - s - 1) / (strips - s);
     f(first, size);

@@ -76,8 +76,9 @@ class NativeSession:
 
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Reset, read the whole prompt, return the first greedy token."""
-        self.state.reset(len(prompt_ids))
-        self._bind()
+        if len(prompt_ids) >= self._capacity:
+            self._allocate(len(prompt_ids))
+        self._library.kernarc_reset(self._engine)
         ids = array.array("q", prompt_ids)
         address, item_bytes = ids.buffer_info()[0], ids.itemsize
         rows = 0
@@ -96,7 +97,7 @@ class NativeSession:
     def step(self, num_drafts: int) -> tuple[list[int], int]:
         """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
         if self.context_length + num_drafts >= self._capacity:
-            self._grow(self.context_length + num_drafts + 1)
+            self._allocate(self.context_length + num_drafts + 1, keep=self.context_length)
         for place, draft in enumerate(self.draft(num_drafts)):
             self._drafts[place] = draft
         accepted: int = self._library.kernarc_step(self._engine, self._drafts, num_drafts, self._tokens)
@@ -113,13 +114,10 @@ class NativeSession:
         self._library.kernarc_draft(self._engine, num_drafts, self._drafts)
         return self._drafts[:num_drafts]
 
-    def _grow(self, length: int) -> None:
+    def _allocate(self, length: int, keep: int = 0) -> None:
+        """Room for `length` positions and some more in every cache; the C++ is told where the state lies now."""
         for cache in self.state.caches:
-            cache.allocate(length, keep=self.context_length)
-        self._bind()
-
-    def _bind(self) -> None:
-        """Tell the C++ where the state lies."""
+            cache.allocate(length, keep)
         for index, layer in enumerate(self.state.layers):
             first, second = layer.pointers()
             capacity = layer.capacity if isinstance(layer, NativeKeyValueCache) else 0

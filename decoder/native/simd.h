@@ -31,6 +31,11 @@ static inline U16 load_bits(const uint32_t* p) {
 
 #ifdef __AVX512F__
 
+// Loaded once, where the compiler would rather read memory again for every use.
+static inline F16 in_register(F16 v) {
+  asm("" : "+v"(v));
+  return v;
+}
 static inline F16 set1(float x) { return (F16)_mm512_set1_ps(x); }
 static inline F16 fma(F16 a, F16 b, F16 c) { return (F16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 static inline float sum(F16 v) { return _mm512_reduce_add_ps((__m512)v); }
@@ -49,6 +54,7 @@ static inline F16 times_power_of_two(F16 v, F16 n) { return (F16)_mm512_scalef_p
 
 #else
 
+static inline F16 in_register(F16 v) { return v; }
 static inline F16 set1(float x) {
   F16 v;
   for (int i = 0; i < LANES; ++i) v[i] = x;
@@ -110,11 +116,10 @@ static inline F16 as_floats(U16 bits) {
   return v;
 }
 
-// e^x to about one ulp: x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), then Cephes' polynomial of degree 7.
+// e^x for x up to 104, to about one ulp: x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), then Cephes' polynomial of degree 7.
 // -inf gives 0, +inf and overflow give +inf, NaN stays NaN.
-static inline F16 exp(F16 x) {
+static inline F16 exp_below_overflow(F16 x) {
   x = larger(set1(-110.0f), x);  // this order of operands lets NaN through
-  x = smaller(set1(104.0f), x);
   const F16 n = round_even(x * set1(1.44269504088896341f));
   F16 r = fma(n, set1(-0.693359375f), x);
   r = fma(n, set1(2.12194440e-4f), r);
@@ -127,6 +132,8 @@ static inline F16 exp(F16 x) {
   p = fma(p, r * r, r) + set1(1.0f);
   return times_power_of_two(p, n);
 }
+
+static inline F16 exp(F16 x) { return exp_below_overflow(smaller(set1(104.0f), x)); }
 
 static inline F16 sigmoid(F16 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
 static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(-x)); }

@@ -62,11 +62,6 @@ class NativeDeltaState:
         self.recurrent = self._states[:, :, :value_dim]  # [value heads, Dk, Dv]
         self.window = self._inputs[:, : config.conv_dim]  # [W − 1, channels], before activation
 
-    def reset(self) -> None:
-        """Back to an empty sequence."""
-        self._states.zero_()
-        self._inputs.zero_()
-
     def pointers(self) -> tuple[int, int]:
         """Addresses of S and of the window."""
         return self._states.data_ptr(), self._inputs.data_ptr()
@@ -90,11 +85,3 @@ class NativeState:
     def caches(self) -> list[NativeKeyValueCache]:
         """Those that grow."""
         return [layer for layer in self.layers if isinstance(layer, NativeKeyValueCache)]
-
-    def reset(self, length: int) -> None:
-        """Back to an empty sequence, with room for `length` tokens to come."""
-        for layer in self.layers:
-            if isinstance(layer, NativeDeltaState):
-                layer.reset()
-            else:
-                layer.allocate(length)
