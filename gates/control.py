@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ..harness.metrics import tpot_ms
+from ..harness.metrics import step_ms, tpot_ms
 from ..harness.records import StreamRecord, StreamStatus
 
 Block = tuple[int, int]  # launch, block
@@ -26,17 +26,20 @@ NO_CONTROL = ControlReport(frozenset(), ())
 def judge_blocks(
     streams: Sequence[StreamRecord], control: str, *, max_drift: float, max_void_share: float
 ) -> ControlReport:
-    """A block is void where the control's time per token is off its median over all blocks of that depth.
+    """A block is void where the control's step time is off its median over all blocks of that depth.
 
-    max_drift: allowed distance, a fraction. A block whose control has no sound stream is void too. More than
-    max_void_share of void blocks voids the comparison.
+    Step time, because the blocks hold different texts, and those differ in how many drafts are accepted; time per token
+    where a server's events are not steps. max_drift: allowed distance, a fraction. A block whose control has no sound
+    stream is void too. More than max_void_share of void blocks voids the comparison.
     """
     measured = [stream for stream in streams if not stream.is_warmup]
     blocks = {(stream.depth, stream.launch, stream.block) for stream in measured}
     times: dict[tuple[int, int, int], list[float]] = {block: [] for block in blocks}
-    for stream in measured:
-        time = tpot_ms(stream)
-        if stream.build == control and stream.status is StreamStatus.OK and time is not None and time > 0:
+    sound = [stream for stream in measured if stream.build == control and stream.status is StreamStatus.OK]
+    metric = step_ms if all(step_ms(stream) is not None for stream in sound) else tpot_ms
+    for stream in sound:
+        time = metric(stream)
+        if time is not None and time > 0:
             times[stream.depth, stream.launch, stream.block].append(math.log(time))
     levels = {block: fmean(values) for block, values in times.items() if values}
     void = {block for block in blocks if block not in levels or _drift(block, levels) > max_drift}

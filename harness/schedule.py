@@ -45,8 +45,14 @@ def launch_schedule(
 
 
 def launch_order(builds: Sequence[str], launch: int) -> list[str]:
-    """The order in which engines start: turned round with every launch."""
-    return list(builds) if launch % 2 == 0 else list(builds)[::-1]
+    """The order in which engines start: turned round with every launch.
+
+    The first two are outermost, so that a third, a gate's control, is always started between them: what its place does
+    is then the same in every launch, and no drift.
+    """
+    first, rest = list(builds[:1]), list(builds[1:])
+    order = [*first, *rest[1:], *rest[:1]]
+    return order if launch % 2 == 0 else order[::-1]
 
 
 def warmup_schedule(builds: Sequence[str], requests: Sequence[tuple[int, str]], block: int) -> list[Slot]:

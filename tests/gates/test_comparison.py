@@ -206,6 +206,20 @@ def test_a_block_whose_control_drifted_does_not_count(make_stream: MakeStream) -
     assert [depth.pairs for depth in found.depths] == [18, 20]
 
 
+def test_a_control_whose_text_is_accepted_less_in_a_block_did_not_drift(make_stream: MakeStream) -> None:
+    """Half the tokens a step at equal step time: the text's doing, not the machine's."""
+    streams = [
+        make_stream(
+            "c", depth=s.depth, launch=s.launch, request=int(s.request_id[-1]), block=s.block, tokens_per_step=1
+        )
+        if s.build == "c" and (s.launch, s.block) == (2, 1)
+        else s
+        for s in with_control(make_stream, set())
+    ]
+    found = outcome(streams, config=CONTROLLED, manifest=THREE)
+    assert [depth.pairs for depth in found.depths] == [20, 20]
+
+
 def test_a_control_that_drifts_too_often_voids(make_stream: MakeStream) -> None:
     slow = {(128, launch, 1) for launch in range(5)}
     found = outcome(with_control(make_stream, slow), config=CONTROLLED, manifest=THREE)

@@ -74,3 +74,8 @@ def test_the_order_depends_on_seed_and_launch_only() -> None:
 
 def test_engines_start_in_turned_order_from_launch_to_launch() -> None:
     assert [launch_order(["a", "b"], n) for n in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    assert [launch_order(["a"], n) for n in range(2)] == [["a"], ["a"]]
+
+
+def test_a_control_is_always_started_between_the_two() -> None:
+    assert [launch_order(["a", "b", "control"], n) for n in range(2)] == [["a", "control", "b"], ["b", "control", "a"]]
