@@ -95,7 +95,7 @@ NOISES = (
     Noise("order +0.3 %: the engine started second is 0.3 % slower", order=0.003),
     Noise("order −2 %: the engine started second is 2 % faster", order=-0.02),
     Noise("order −5 %: the engine started second is 5 % faster", order=-0.05),
-    Noise("order −5 %, loud launches: and launch 2 %", launch=0.02, order=-0.05),
+    Noise("order −5 %, loud: and launch 2 %", launch=0.02, order=-0.05),
     Noise("spikes: 2 % of streams take 30 % longer", spike_rate=0.02, spike=0.3),
     Noise("bad launches: 1 in 10 is 3 % slower", bad_launch_rate=0.1, bad_launch=0.03),
 )

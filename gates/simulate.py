@@ -18,7 +18,7 @@ from .noise import DESIGN_NOISE, NOISES, Noise
 
 COVERAGE_LAUNCHES = (3, 5, 8, 12, 20)
 POWER_EFFECTS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05)
-START_ORDERS = (0.0, -0.02, -0.05)  # how much slower (log units) the engine started second is
+START_ORDERS = (0.0, -0.02, -0.05)  # how much slower the engine started second is, a fraction
 CHUNK = 250  # comparisons held in memory at once
 
 Progress = Callable[[int, int], None]
@@ -108,7 +108,7 @@ def simulate(
     coverage_jobs = [one_launch, *design, *settings]
     jobs: list[Callable[[int], Coverage | Decisions]] = [_CoverageJob(*job, comparisons) for job in coverage_jobs]
     jobs += [_DecisionJob(noise, rule, effect, comparisons) for noise, effect in effects]
-    moved = [replace(DESIGN_NOISE, order=order) for order in START_ORDERS]
+    moved = [replace(DESIGN_NOISE, order=math.log1p(order)) for order in START_ORDERS]
     jobs += [_DecisionJob(noise, by, 0.03, comparisons) for by in (rule, plain) for noise in moved]
     results = list(_run(jobs, seed, progress))
     coverage = [result for result in results if isinstance(result, Coverage)]

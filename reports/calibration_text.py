@@ -208,7 +208,7 @@ def _start_order_table(found: Simulation) -> Table:
         table.add_column(heading, justify="right")
     for order, (rule, plain) in zip(START_ORDERS, found.start_order, strict=True):
         shares = [cell for row in (rule, plain) for cell in (_share(row.failed), fixed(row.mean_launches, 1))]
-        table.add_row(percent(math.expm1(order)), *shares)
+        table.add_row(percent(order), *shares)
     return table
 
 
