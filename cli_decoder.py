@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,50 @@ from .harness.checkpoints import shipped_model
 SHIPPED_MODEL = "python-7m"
 DIRECTORY = click.Path(path_type=Path)
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
-DRAFT_VOCAB = click.option(
-    "--draft-vocab", type=DIRECTORY, metavar="FILE", help="Draft only these tokens (JSON); output unchanged."
-)
+
+
+class DraftCount(click.ParamType[int | str]):
+    """A number of drafts, or auto."""
+
+    name = "drafts"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int | str:
+        """As click calls it."""
+        if value == "auto" or isinstance(value, int):
+            return str(value) if value == "auto" else int(value)
+        try:
+            return click.IntRange(0).convert(value, parameter, context)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither a number of drafts nor auto", parameter, context)
+
+
+def loading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What serve and generate may say about how a model is loaded and run."""
+    options = (
+        click.option(
+            "--num-speculative-tokens", type=DraftCount(), default=3, show_default=True, metavar="K|auto",
+            help="Drafts a step; auto: chosen by recent acceptance. Output unchanged.",
+        ),
+        click.option(
+            "--draft-vocab", type=DIRECTORY, metavar="FILE", help="Draft only these tokens (JSON). Output unchanged."
+        ),
+        click.option("--device", type=DEVICES, default="auto", show_default=True),
+        click.option("--quantize", type=click.Choice(["fp8"]), help="On a card: bf16 linears become FP8 as they load."),
+        click.option(
+            "--prefill-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True,
+            help="On a card: products that read the prompt.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.command(epilog="\b\nTest plants, for tests of the gate only:\n" + plant_help())
 @click.argument("model_dir", metavar="MODEL")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free port.")
-@click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
-@DRAFT_VOCAB
-@click.option("--device", type=DEVICES, default="auto", show_default=True)
+@loading_options
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of one step. [default: PyTorch's choice]")
 @click.option("--max-context", type=click.IntRange(2), help="Prompt and output together. [default: the model's limit]")
 @click.option("--served-model-name", metavar="NAME", help="Name in requests and answers. [default: MODEL]")
@@ -55,9 +88,7 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
 @click.command()
 @click.argument("words", metavar="[MODEL] PROMPT", nargs=-1, required=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="[default: until EOS or the end of the window]")
-@click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
-@DRAFT_VOCAB
-@click.option("--device", type=DEVICES, default="auto", show_default=True)
+@loading_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of the text.")
 def generate(words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Continue PROMPT, greedily, printing text as it decodes.

@@ -55,10 +55,12 @@ def continue_prompt(
     prompt: str,
     *,
     max_tokens: int | None,
-    num_speculative_tokens: int,
+    num_speculative_tokens: int | str,
     device: str,
     show: Callable[[str], None],
     draft_vocab: Path | None = None,
+    quantize: str | None = None,
+    prefill_dtype: str = "bf16",
 ) -> Continuation:
     """Loads a checkpoint and continues one prompt, calling show with each step's text (its ids without a tokenizer).
 
@@ -67,7 +69,12 @@ def continue_prompt(
     tokenizer = TextTokenizer.from_directory(model_dir)
     prompt_ids = prompt_token_ids(prompt, tokenizer)
     decoder = Decoder.load(
-        model_dir, device=device, num_speculative_tokens=num_speculative_tokens, draft_vocab=draft_vocab
+        model_dir,
+        device=device,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_vocab=draft_vocab,
+        quantize=quantize,
+        prefill_dtype=prefill_dtype,
     )
     stream = TextStream(tokenizer, silent_ids=decoder.eos_token_ids)
     token_ids: list[int] = []

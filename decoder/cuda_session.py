@@ -73,6 +73,7 @@ class CudaSession:
         self._mtp_length = 0  # as the device will have it once the step in flight has ended
         self._in_flight: int | None = None  # drafts of the step that runs ahead
         self._ready: list[int] = []  # tokens of a step that ran ahead with more drafts than then asked for
+        self.drafted = 0  # drafts verified by the step that gave the last tokens
 
     @classmethod
     def load(
@@ -144,9 +145,12 @@ class CudaSession:
             raise RequestError(
                 f"a step of {num_drafts} drafts", f"0 … {MAX_DRAFTS} are possible, only 0 without an MTP head"
             )
-        if not self._ready:
+        is_new = not self._ready
+        if is_new:
             self._ready = self._next_tokens(num_drafts)
         tokens, self._ready = self._ready[: num_drafts + 1], self._ready[num_drafts + 1 :]
+        if not is_new or self._ready:  # a part of a step: as far as it goes, every draft was right
+            self.drafted = len(tokens) - 1
         self.context_length += len(tokens)
         return tokens, len(tokens) - 1  # the last one is the target's own
 
@@ -155,7 +159,7 @@ class CudaSession:
         if self._in_flight is None:
             self._launch(num_drafts, self.context_length)
         assert self._in_flight is not None
-        ran = self._in_flight
+        ran = self.drafted = self._in_flight
         self._in_flight = None
         tokens, _ = self._graphs.read(ran)
         committed = self.context_length + len(tokens)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
-
-import torch
+from typing import Any, Self
 
 from .config import ModelConfig
-from .draft_vocabulary import DraftVocabulary
+from .draft_length import TIMED_STEPS, AdaptiveLength, DraftLength, FixedLength, measure_step_ms
 from .errors import DecoderError, RequestError
-from .native.library import native_library
-from .native.session import NativeSession
-from .session import TorchSession
-from .weights import Checkpoint, load_weights
+from .sessions import AUTO, RunsAhead, Session, SessionOptions, check_drafts, open_session
 
-MAX_SPECULATIVE_TOKENS = 8
+AUTO_COUNTS = (0, 1, 2, 3, 4, 6, 8)  # drafts a step that AUTO chooses among
+AUTO_START = 3
+_TIMED_PROMPT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,76 +30,49 @@ class Step:
     accepted: int
 
 
-class Session(Protocol):
-    """One sequence on one device."""
-
-    context_length: int  # tokens whose state is held
-
-    def prefill(self, prompt_ids: Sequence[int]) -> int:
-        """Reset, read the whole prompt, return the first greedy token."""
-        ...
-
-    def step(self, num_drafts: int) -> tuple[list[int], int]:
-        """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
-        ...
-
-
 class Decoder:
     """Weights and one session, loaded once; generates one sequence at a time."""
 
     def __init__(
-        self, config: ModelConfig, session: Session, *, device: str, max_context: int, num_speculative_tokens: int
+        self,
+        config: ModelConfig,
+        session: Session,
+        *,
+        device: str,
+        max_context: int,
+        num_speculative_tokens: int,
+        step_ms: Mapping[int, float] | None = None,
     ) -> None:
+        """num_speculative_tokens: the most drafts of a step. step_ms: where given, drafts are chosen by it step by step
+        (draft_length.py), else they are always that many."""
         self.config = config
         self.session = session
         self.device = device
         self.max_context = max_context
         self.num_speculative_tokens = num_speculative_tokens
+        self.step_ms = step_ms
         self.eos_token_ids = config.eos_token_ids
         self._generation = 0  # which generate() owns the session
 
     @classmethod
-    def load(
-        cls,
-        model_dir: str | Path,
-        *,
-        device: str = "auto",
-        dtype: torch.dtype | None = None,
-        num_speculative_tokens: int = 3,
-        max_context: int | None = None,
-        draft_vocab: str | Path | None = None,
-        native: bool | None = None,
-    ) -> Self:
-        """Load a checkpoint directory.
+    def load(cls, model_dir: str | Path, **options: Any) -> Self:
+        """Load a checkpoint directory; the options are those of SessionOptions (sessions.py).
 
-        device: auto, cpu or cuda. dtype: the device's own unless given, fp32 on a CPU. 0 speculative tokens leaves the
-        MTP head out. max_context: prompt and output together, the model's own limit unless given. draft_vocab: the
-        file of the tokens that may be drafted (draft_vocabulary.py); the output does not change. native: the C++ path
-        on a CPU, always or never; unless given, where it can be compiled (native/library.py).
         Raises CheckpointError for the checkpoint, RequestError for a setting outside its range.
         """
         config = ModelConfig.from_directory(model_dir)
-        _check_drafts(num_speculative_tokens, config.has_mtp)
-        window = config.max_position_embeddings
-        max_context = window if max_context is None else max_context
-        if not 2 <= max_context <= window:
-            raise RequestError(f"max_context is {max_context}, expected 2 … {window} (max_position_embeddings)")
-        device = _resolve_device(device)
-        vocabulary = None if draft_vocab is None else DraftVocabulary.read(Path(draft_vocab), config.vocab_size)
-        if vocabulary is not None and num_speculative_tokens == 0:
-            raise RequestError("a draft vocabulary is given, but no tokens are drafted", "leave out one of the two")
-        checkpoint = Checkpoint(model_dir, config)
-        session = (
-            _cuda_session(checkpoint, config, max_context, num_speculative_tokens, vocabulary)
-            if device == "cuda"
-            else _cpu_session(checkpoint, config, max_context, num_speculative_tokens, dtype, vocabulary, native)
-        )
+        if options.get("draft_vocab") is not None:
+            options["draft_vocab"] = Path(options["draft_vocab"])
+        asked = SessionOptions(**options)
+        session, device, max_context = open_session(Path(model_dir), config, asked)
+        step_ms = _timed_steps(session, max_context) if asked.is_adaptive else None
         return cls(
             config,
             session,
             device=device,
             max_context=max_context,
-            num_speculative_tokens=num_speculative_tokens,
+            num_speculative_tokens=asked.max_drafts if step_ms or not asked.is_adaptive else AUTO_START,
+            step_ms=step_ms,
         )
 
     def generate(
@@ -110,7 +80,7 @@ class Decoder:
         prompt_ids: Sequence[int],
         *,
         max_tokens: int | None = None,
-        num_speculative_tokens: int | None = None,
+        num_speculative_tokens: int | str | None = None,
         ignore_eos: bool = False,
         stop_token_ids: Collection[int] = (),
     ) -> Iterator[Step]:
@@ -119,8 +89,7 @@ class Decoder:
         max_tokens None means what the window leaves. Drafts never change the tokens, only how many come a step.
         Raises RequestError at once, not at the first step, for a request that cannot be served.
         """
-        drafts = self.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
-        _check_drafts(drafts, self.num_speculative_tokens > 0)
+        length = self._draft_length(num_speculative_tokens)
         self._check_prompt(prompt_ids)
         room = self.max_context - len(prompt_ids)
         if max_tokens is not None and max_tokens < 1:
@@ -128,15 +97,27 @@ class Decoder:
         limit = room if max_tokens is None else min(max_tokens, room)
         stops = frozenset(stop_token_ids) if ignore_eos else self.eos_token_ids | frozenset(stop_token_ids)
         self._generation += 1
-        return self._steps(prompt_ids, limit, drafts, stops, self._generation)
+        return self._steps(prompt_ids, limit, length, stops, self._generation)
+
+    def _draft_length(self, asked: int | str | None) -> DraftLength:
+        check_drafts(self.num_speculative_tokens if asked is None else asked, self.num_speculative_tokens > 0)
+        if isinstance(asked, int):
+            return FixedLength(asked)
+        if self.step_ms is not None:
+            return AdaptiveLength(self.step_ms, AUTO_START)
+        if asked == AUTO:
+            raise RequestError("this decoder was not loaded to choose its drafts", "load it with the same setting")
+        return FixedLength(self.num_speculative_tokens)
 
     def _steps(
-        self, prompt_ids: Sequence[int], limit: int, num_drafts: int, stops: frozenset[int], generation: int
+        self, prompt_ids: Sequence[int], limit: int, length: DraftLength, stops: frozenset[int], generation: int
     ) -> Iterator[Step]:
         """The loop: prefill, then draft, verify and commit until something ends it."""
         self._check_owner(generation)
         new, drafted, accepted = [self.session.prefill(prompt_ids)], 0, 0
         remaining = limit
+        session = self.session
+        ahead = session if isinstance(session, RunsAhead) else None
         while True:
             token_ids = _until_stop(new[:remaining], stops)
             remaining -= len(token_ids)
@@ -144,9 +125,11 @@ class Decoder:
             if remaining == 0 or token_ids[-1] in stops:
                 return
             self._check_owner(generation)
-            window_left = self.max_context - self.session.context_length - 1  # tokens that may still be emitted
-            drafted = min(num_drafts, window_left - 1)
-            new, accepted = self.session.step(drafted)
+            window_left = self.max_context - session.context_length - 1  # tokens that may still be emitted
+            drafted = min(length.choose(), window_left - 1)
+            new, accepted = session.step(drafted)
+            drafted = drafted if ahead is None else ahead.drafted
+            length.observe(drafted, accepted)
 
     def _check_owner(self, generation: int) -> None:
         if generation != self._generation:
@@ -165,64 +148,16 @@ class Decoder:
                 raise RequestError(f"prompt token {position} is {token_id}, expected 0 … {self.config.vocab_size - 1}")
 
 
+def _timed_steps(session: Session, max_context: int) -> dict[int, float] | None:
+    """Milliseconds of a step by its drafts; None where the window is too small to time them."""
+    room = max_context - _TIMED_PROMPT
+    counts = [count for count in AUTO_COUNTS if TIMED_STEPS * (count + 1) + count < room]
+    return measure_step_ms(session, counts, prompt_tokens=_TIMED_PROMPT) if AUTO_START in counts else None
+
+
 def _until_stop(token_ids: Sequence[int], stops: frozenset[int]) -> tuple[int, ...]:
     """The tokens up to and with the first stop token."""
     for index, token_id in enumerate(token_ids):
         if token_id in stops:
             return tuple(token_ids[: index + 1])
     return tuple(token_ids)
-
-
-def _check_drafts(num_speculative_tokens: int, has_mtp: bool) -> None:
-    if not 0 <= num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
-        raise RequestError(f"num_speculative_tokens is {num_speculative_tokens}, expected 0 … {MAX_SPECULATIVE_TOKENS}")
-    if num_speculative_tokens and not has_mtp:
-        raise RequestError(
-            f"num_speculative_tokens is {num_speculative_tokens}, but no MTP head is loaded",
-            "Use 0, or load a checkpoint with an MTP head and num_speculative_tokens above 0.",
-        )
-
-
-def _resolve_device(device: str) -> str:
-    if device not in ("auto", "cpu", "cuda"):
-        raise RequestError(f"device is {device!r}, expected auto, cpu or cuda")
-    if device == "auto":
-        usable = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
-        return "cuda" if usable else "cpu"
-    return device
-
-
-def _cpu_session(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    max_context: int,
-    num_speculative_tokens: int,
-    dtype: torch.dtype | None,
-    draft_vocabulary: DraftVocabulary | None,
-    native: bool | None,
-) -> Session:
-    if dtype not in (None, torch.float32):
-        raise RequestError(f"dtype is {dtype}, the CPU path computes in torch.float32")
-    weights = load_weights(checkpoint, torch.float32, with_mtp=num_speculative_tokens > 0)
-    library = native_library(native)
-    if library is not None:
-        return NativeSession(library, config, weights, max_context=max_context, draft_vocabulary=draft_vocabulary)
-    return TorchSession(config, weights, max_context=max_context, device="cpu", draft_vocabulary=draft_vocabulary)
-
-
-def _cuda_session(
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    max_context: int,
-    num_speculative_tokens: int,
-    draft_vocabulary: DraftVocabulary | None,
-) -> Session:
-    from .cuda_session import CudaSession  # here, because a CPU installation has no triton
-
-    return CudaSession.load(
-        checkpoint,
-        config,
-        max_context=max_context,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_vocabulary=draft_vocabulary,
-    )

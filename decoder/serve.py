@@ -24,6 +24,7 @@ from .metrics_text import ServerCounters
 from .plants import need_plain_session, plant_faults
 from .request import ServedModel
 from .server import DecoderServer
+from .sessions import AUTO
 from .tokenizer import TextTokenizer
 from .worker import DecoderWorker, StepSource
 
@@ -38,8 +39,10 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int | str = 3
     draft_vocab: Path | None = None
+    quantize: str | None = None
+    prefill_dtype: str = "bf16"
     threads: int | None = None
     max_context: int | None = None
     served_name: str | None = None
@@ -55,7 +58,7 @@ class Serving:
     url: str
     model: str
     device: str
-    num_speculative_tokens: int
+    num_speculative_tokens: int | str
     max_context: int
 
 
@@ -71,6 +74,8 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             num_speculative_tokens=settings.num_speculative_tokens,
             max_context=settings.max_context,
             draft_vocab=settings.draft_vocab,
+            quantize=settings.quantize,
+            prefill_dtype=settings.prefill_dtype,
             native=False if need_plain_session(settings.plants) else None,
         )
         tokenizer = TextTokenizer.from_directory(Path(settings.model))
@@ -79,7 +84,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             url=_url(listener),
             model=settings.served_name or settings.model,
             device=decoder.device,
-            num_speculative_tokens=decoder.num_speculative_tokens,
+            num_speculative_tokens=decoder.num_speculative_tokens if decoder.step_ms is None else AUTO,
             max_context=decoder.max_context,
         )
         model = ServedModel(

@@ -181,6 +181,17 @@ def test_serve_on_a_port_in_use(run: Run, served: Served, tiny: Path) -> None:
     assert done.errors.startswith(f"error: port {served.port} on 127.0.0.1 is in use\n  ")
 
 
+def test_drafts_chosen_by_acceptance_leave_the_output_alone(tiny: Path, run: Run) -> None:
+    shown = json.loads(
+        run("generate", str(tiny), "ids:900", "--max-tokens", "60", "--num-speculative-tokens", "auto", "--json").out
+    )
+    assert shown["token_ids"] == CYCLE.continuation(900, 60)
+    server = Served(str(tiny), "--port", "0", "--num-speculative-tokens", "auto")
+    assert server.ready["num_speculative_tokens"] == "auto"
+    assert server.complete(prompt=[900], max_tokens=60) == CYCLE.continuation(900, 60)
+    assert server.stop()[0] == 0
+
+
 def test_serve_with_a_plant(tiny: Path) -> None:
     server = Served(str(tiny), "--port", "0", "--plant", "wrong_token=0.2", "--plant-seed", "3")
     first, second = (server.complete(prompt=[900], max_tokens=60) for _ in range(2))
@@ -194,6 +205,9 @@ def test_serve_with_a_plant(tiny: Path) -> None:
         (["serve", "/nowhere"], "/nowhere/config.json does not exist"),
         (["serve", "{tiny}", "--plant", "typo"], "there is no test plant 'typo'"),
         (["serve", "{tiny}", "--num-speculative-tokens", "9"], "num_speculative_tokens is 9, expected 0 … 8"),
+        (["serve", "{tiny}", "--num-speculative-tokens", "many"], "neither a number of drafts nor auto"),
+        (["serve", "{tiny}", "--device", "cpu", "--prefill-dtype", "fp8"], "neither quantises nor multiplies in FP8"),
+        (["generate", "{tiny}", "ids:1", "--draft-vocab", "/nowhere"], "draft vocabulary /nowhere cannot be read"),
         (["serve", "{tiny}", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["serve", "{tiny}", "--max-context", "40000"], "max_context is 40000"),
         (["generate", "{tiny}", "hello"], "no tokenizer"),

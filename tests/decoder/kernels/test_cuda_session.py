@@ -71,6 +71,7 @@ def decode(running: CudaSession, drafts: list[int], prompt: list[int] = PROMPT) 
     for num_drafts in drafts:
         tokens, count = running.step(num_drafts)
         assert 1 <= len(tokens) <= num_drafts + 1
+        assert count == len(tokens) - 1 <= running.drafted
         ids += tokens
         accepted.append(count)
     assert running.context_length == len(prompt) + len(ids) - 1
