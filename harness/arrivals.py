@@ -13,7 +13,7 @@ from socket import socket as Socket
 from time import perf_counter_ns
 from typing import Protocol
 
-from .kernel_stamps import STAMP_BYTES, Ancillary, set_kernel_timeout
+from .kernel_stamps import STAMP_BYTES, Ancillary, sent_stamp_ns, set_kernel_timeout
 
 RECV_BYTES = 65_536
 Arrival = tuple[int, Ancillary, bytes]  # perf_counter_ns right after the read, what the kernel says of it, the bytes
@@ -34,6 +34,9 @@ class Arrivals(Protocol):
         Raises TimeoutError after the timeout and OSError where the connection broke.
         """
 
+    def sent_stamp_ns(self) -> int | None:
+        """CLOCK_REALTIME in ns when the request's last byte left this machine; None where the kernel does not say."""
+
 
 class KernelStamped:
     """Arrivals on a plain TCP socket, taken event by event. Two system calls a step."""
@@ -43,6 +46,8 @@ class KernelStamped:
         self._connection = connection
         self._recv: Callable[[int], bytes] = connection.recv
         self._recvmsg = connection.recvmsg
+        self._sent_stamp_ns: int | None = None
+        self.sent_stamp_ns()
 
     def settimeout(self, seconds: float) -> None:
         """See Arrivals."""
@@ -53,14 +58,18 @@ class KernelStamped:
         try:
             seen, stamp, _, _ = self._recvmsg(RECV_BYTES, STAMP_BYTES, MSG_PEEK)
             t_ns = perf_counter_ns()
-            first_end = _EVENT_END.search(seen)
-            if first_end is not None and seen[first_end.end() :] not in _NOTHING_MORE:
+            if _holds_several(seen):
                 return self._take_each(seen, t_ns, kept)
             piece = self._recv(len(seen)) if seen else b""
             kept.append((t_ns, stamp, piece))
             return piece
         except BlockingIOError:
             raise TimeoutError from None
+
+    def sent_stamp_ns(self) -> int | None:
+        """See Arrivals. A stamp that nobody takes counts as unread bytes, and reads then acknowledge 40 ms late."""
+        self._sent_stamp_ns = sent_stamp_ns(self._connection) or self._sent_stamp_ns
+        return self._sent_stamp_ns
 
     def _take_each(self, seen: bytes, t_ns: int, kept: list[Arrival]) -> bytes:
         """Reads up to the end of each event that waits, and then the rest."""
@@ -71,6 +80,15 @@ class KernelStamped:
             kept.append((t_ns, stamp, piece))
             at = end
         return seen
+
+
+def _holds_several(seen: bytes) -> bool:
+    """Whether bytes follow the end of an event. Plain searches first: they take a tenth of the expression's time."""
+    end = seen.find(b"\n\n")
+    if end >= 0 and seen.find(b"\n\r\n", 0, end) < 0 and seen.find(b"\r\r", 0, end) < 0:
+        return seen[end + 2 :] not in _NOTHING_MORE
+    first_end = _EVENT_END.search(seen)
+    return first_end is not None and seen[first_end.end() :] not in _NOTHING_MORE
 
 
 class ProcessStamped:
@@ -85,3 +103,7 @@ class ProcessStamped:
         piece = self._recv(RECV_BYTES)
         kept.append((perf_counter_ns(), (), piece))
         return piece
+
+    def sent_stamp_ns(self) -> int | None:
+        """See Arrivals."""
+        return None

@@ -133,9 +133,8 @@ class StreamingClient:
             sent.reading = read_answer(connection.arrivals(), sent.sent_ns, prompt_tokens, self.limits)
             sent.process_ns = thread_time_ns() - start_ns
             sent.waited_ns = run_queue_wait_ns() - waited_before_ns
-        left_ns = connection.sent_stamp_ns()
-        if left_ns is not None and sent.reading.stamped_by is StampedBy.KERNEL:
-            sent.sent_ns = left_ns - sent.reading.wall_offset_ns
+        if sent.reading.sent_stamp_ns is not None:
+            sent.sent_ns = sent.reading.sent_stamp_ns
         if sent.reading.response.keep_alive and sent.reading.problem is None:
             connection.rest()
         else:

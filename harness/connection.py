@@ -1,5 +1,6 @@
 """One kept-alive TCP (or TLS) connection to an HTTP server, whose cost is measured apart from the request's."""
 
+import socket as socket_module
 import ssl
 from socket import IPPROTO_TCP, TCP_NODELAY, create_connection
 from socket import socket as Socket
@@ -8,9 +9,10 @@ from urllib.parse import urlsplit
 
 from .arrivals import Arrivals, KernelStamped, ProcessStamped
 from .errors import ConfigError
-from .kernel_stamps import ask_for_stamps, keep_stamping, send_stamped, sent_stamp_ns
+from .kernel_stamps import ask_for_stamps, keep_stamping, send_stamped
 
 NS_PER_S = 1_000_000_000
+TCP_QUICKACK: int | None = getattr(socket_module, "TCP_QUICKACK", None)  # Linux only
 
 
 class Connection:
@@ -77,12 +79,12 @@ class Connection:
     def _send(self, data: bytes | memoryview) -> int:
         return send_stamped(self.socket, data, self._connect_s) if self._is_stamped else self.socket.send(data)
 
-    def sent_stamp_ns(self) -> int | None:
-        """CLOCK_REALTIME in ns when the request's last byte left this machine; None where the kernel does not say."""
-        return sent_stamp_ns(self.socket) if self._is_stamped else None
-
     def arrivals(self) -> Arrivals:
-        """What comes back on the open connection, stamped by the kernel where it does that."""
+        """What comes back for the request just sent, stamped by the kernel where it does that."""
+        if (
+            TCP_QUICKACK is not None
+        ):  # sending ended it; without, a server that waits for our acknowledgement is held up
+            self.socket.setsockopt(IPPROTO_TCP, TCP_QUICKACK, 1)
         return KernelStamped(self.socket) if self._is_stamped else ProcessStamped(self.socket)
 
     def rest(self) -> None:

@@ -65,12 +65,14 @@ def send_stamped(connection: Socket, data: bytes | memoryview, timeout_s: float)
 def sent_stamp_ns(connection: Socket) -> int | None:
     """CLOCK_REALTIME in ns at which the last byte sent with a stamp left TCP; None where the kernel does not say."""
     latest_ns = None
-    try:
-        while True:
-            _, ancillary, _, _ = connection.recvmsg(1, _ERROR_BYTES, _MSG_ERRQUEUE | MSG_DONTWAIT)
-            latest_ns = stamp_ns(ancillary) or latest_ns
-    except OSError:  # there are no more
-        return latest_ns
+    flags = _MSG_ERRQUEUE
+    while flags & _MSG_ERRQUEUE:
+        try:
+            _, ancillary, flags, _ = connection.recvmsg(1, _ERROR_BYTES, _MSG_ERRQUEUE | MSG_DONTWAIT)
+        except OSError:  # there are no more
+            break
+        latest_ns = stamp_ns(ancillary) or latest_ns
+    return latest_ns
 
 
 def stamp_ns(ancillary: Ancillary) -> int | None:

@@ -55,7 +55,7 @@ class Reading:
     problem: str | None = None
     pieces: list[tuple[int, bytes]] = field(default_factory=list)  # (perf_counter_ns, body bytes), once it has ended
     stamped_by: StampedBy | None = None
-    wall_offset_ns: int = 0  # CLOCK_REALTIME − perf_counter
+    sent_stamp_ns: int | None = None  # perf_counter_ns at which the request left, by the kernel
     lags_ns: tuple[int, ...] = ()
 
     @property
@@ -100,12 +100,13 @@ class Reading:
 def read_answer(source: Arrivals, sent_ns: int, prompt_tokens: int, limits: StreamLimits) -> Reading:
     """Reads one answer to its end or to a limit. Network trouble becomes `problem`, never an exception."""
     reading = Reading(ended_ns=sent_ns)
-    reading.wall_offset_ns = wall_offset_ns()
+    offset_before_ns = wall_offset_ns()
     stream_deadline_ns = sent_ns + round(limits.stream_s * NS_PER_S)
     limit = f"no token within the limit of {limits.first_token_limit_s(prompt_tokens):g} s"
     try:
         first_deadline_ns = sent_ns + round(limits.first_token_limit_s(prompt_tokens) * NS_PER_S)
         _read_to_first_token(source, reading, min(first_deadline_ns, stream_deadline_ns))
+        source.sent_stamp_ns()  # a network card tells it a little after the sending
         limit = f"stalled: no token for {limits.stall_s:g} s"
         _read_on(source, reading, round(limits.stall_s * NS_PER_S), stream_deadline_ns)
     except TimeoutError:
@@ -120,9 +121,12 @@ def read_answer(source: Arrivals, sent_ns: int, prompt_tokens: int, limits: Stre
     except OSError as error:
         reading.ended_ns = perf_counter_ns()
         reading.problem = f"the connection broke: {error}"
-    stamps = settle(reading.arrivals, reading.wall_offset_ns, wall_offset_ns())
+    stamps = settle(reading.arrivals, offset_before_ns, wall_offset_ns())
     reading.pieces = [(t_ns, body) for t_ns, (*_, body) in zip(stamps.times_ns, reading.arrivals, strict=True)]
     reading.stamped_by, reading.lags_ns = stamps.stamped_by, stamps.lags_ns
+    wall_ns = source.sent_stamp_ns()
+    if wall_ns is not None and stamps.stamped_by is StampedBy.KERNEL:
+        reading.sent_stamp_ns = wall_ns - offset_before_ns
     return reading
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 MAX_PERIOD = 32
 MIN_LOOP_TOKENS = 32
 MIN_REPEATS = 4
@@ -24,13 +26,17 @@ def find_repetition_loop(token_ids: Sequence[int]) -> RepetitionLoop | None:
     """
     longest: RepetitionLoop | None = None
     total = len(token_ids)
+    least = max(MIN_LOOP_TOKENS, total / 2)
+    ids = np.asarray(token_ids)
     for period in range(1, min(MAX_PERIOD, total // MIN_REPEATS) + 1):
+        if np.count_nonzero(ids[period:] == ids[:-period]) + period < least:
+            continue  # however its repeats lie: nearly every stream, at a fortieth of the cost
         run = 0
         for at in range(period, total):
             run = run + 1 if token_ids[at] == token_ids[at - period] else 0
             length = run + period
             if run and length >= MIN_REPEATS * period and (longest is None or length > longest.length):
                 longest = RepetitionLoop(at - length + 1, period, length)
-    if longest is None or longest.length < max(MIN_LOOP_TOKENS, total / 2):
+    if longest is None or longest.length < least:
         return None
     return longest

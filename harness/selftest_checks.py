@@ -150,7 +150,8 @@ def _time_mismatches(case: Case, outcome: StreamOutcome, truth: Truth) -> Iterat
     measured, true = _measured_figures(outcome), _true_figures(case, outcome, truth)
     if not measured.is_usable:
         return
-    if measured.ttft_ms is None or true.ttft_ms is None or abs(measured.ttft_ms - true.ttft_ms) > MAX_TTFT_ERROR_MS:
+    limit_ms = MAX_TTFT_ERROR_MS + truth.events[0].doubt_ms
+    if measured.ttft_ms is None or true.ttft_ms is None or abs(measured.ttft_ms - true.ttft_ms) > limit_ms:
         yield f"time to first token {measured.ttft_ms} ms, the truth is {true.ttft_ms} ms"
     yield from _rate_mismatch("time per token", measured.tpot_ms, true.tpot_ms, truth)
     yield from _rate_mismatch("time per step", measured.step_ms, true.step_ms, truth)
@@ -162,6 +163,7 @@ def _rate_mismatch(name: str, measured_ms: float | None, true_ms: float | None, 
             yield f"{name} {measured_ms}, the truth is {true_ms}"
         return
     decode_ms = (truth.events[-1].written_ns - truth.events[0].written_ns) / NS_PER_MS
-    limit = max(MAX_TPOT_ERROR, MAX_STAMP_ERROR_MS / decode_ms)
+    doubt_ms = truth.events[0].doubt_ms + truth.events[-1].doubt_ms
+    limit = max(MAX_TPOT_ERROR, (MAX_STAMP_ERROR_MS + doubt_ms) / decode_ms)
     if not abs(measured_ms / true_ms - 1) <= limit:
         yield f"{name} {measured_ms:.4f} ms, the truth is {true_ms:.4f} ms: more than {limit:.2%} apart"

@@ -54,6 +54,14 @@ class SseDecoder:
             self._line_parts.append(lines[-1])
         return events
 
+    def feed_whole(self, piece: bytes) -> bytes | None:
+        """The data of a piece that is one whole event of one data line and no more; None of any other, not yet fed."""
+        is_plain = piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.count(b"\n") == 2
+        if not is_plain or b"\r" in piece or self._line_parts or self._data or self._event or self._skip_lf:
+            return None
+        self._at_start = False
+        return piece[6:-2]
+
     def finish(self) -> SseEvent | None:
         """The event left without its blank line when the body ended, or None. The decoder is empty afterwards."""
         line = b"".join(self._line_parts)

@@ -46,20 +46,25 @@ def wall_offset_ns() -> int:
 def settle(arrivals: Sequence[Arrival], offset_before_ns: int, offset_after_ns: int) -> Stamps:
     """The times of a stream's arrivals in order, all of them by one clock.
 
-    The kernel's, if every arrival has a stamp, none lies after the read that returned it, and nobody set the clock in
-    between. Bytes wait for those before them, so a segment that overtook another counts when the other is there.
+    The kernel's, if every arrival has a stamp, most lie before the read, and nobody set the clock in between. (Waiting
+    segments are joined, the last one's stamp for all: one that joins in the middle of a read stamps bytes already seen,
+    which came no later than that.) Bytes wait for those before them: a segment that overtook another counts when the
+    other is there.
     """
     read_ns = tuple(arrival[0] for arrival in arrivals)
     if abs(offset_after_ns - offset_before_ns) > MAX_DOUBT_NS:
         return Stamps(read_ns, StampedBy.PROCESS)
     times_ns: list[int] = []
-    latest_ns = 0
+    latest_ns = late = 0
     for t_ns, ancillary, _ in arrivals:
         wall_ns = stamp_ns(ancillary)
-        if wall_ns is None or wall_ns - offset_before_ns > t_ns + MAX_DOUBT_NS:
+        if wall_ns is None:
             return Stamps(read_ns, StampedBy.PROCESS)
+        late += wall_ns - offset_before_ns > t_ns + MAX_DOUBT_NS
         latest_ns = max(latest_ns, min(t_ns, wall_ns - offset_before_ns))
         times_ns.append(latest_ns)
+    if late > len(times_ns) / 2:
+        return Stamps(read_ns, StampedBy.PROCESS)
     lags_ns = tuple(t_ns - arrived_ns for t_ns, arrived_ns in zip(read_ns, times_ns, strict=True))
     return Stamps(tuple(times_ns), StampedBy.KERNEL, lags_ns)
 

@@ -13,6 +13,8 @@ from .transcript import Transcript
 
 MAX_WAIT_SHARE = 0.02  # of a stream that the process itself stamped; its time per token may be off by as much
 MAX_WAIT_NS = 1_000_000  # that much never matters
+MIN_EVENT_GAP_US = 50.0  # less on the average is no decoding, but the release of what was held
+MIN_HELD_BACK_EVENTS = 4
 MAX_BURST_SHARE = 1 / 3  # of the gaps: a late reader makes a few, a server that flushes makes most
 
 
@@ -31,6 +33,7 @@ def problems(
     yield from _count_problems(request, transcript, counts)
     yield from _depth_problems(request, transcript)
     yield from _stalls(counts.events, limits)
+    yield from _held_back(counts.events)
     if counts.counted_by in (CountedBy.IDS, CountedBy.TOKENIZER):
         yield from _content_problems(request, counts.events, tokenizer)
 
@@ -39,14 +42,16 @@ def events_are_steps(events: Sequence[TokenEvent], max_tokens_per_step: int | No
     """Whether one event is one engine step, as far as a client can know.
 
     Of an engine that is known to send one event a step, unless an event holds more tokens than a step can make. Of any
-    other, if every event holds one token and they do not come in bursts, as from a server that flushes every n tokens.
+    other, if every event holds one token and they do not come in bursts, as from a server that flushes every n tokens,
+    nor begin with one, as behind a proxy that holds the first bytes back.
     """
     limit = 1 if max_tokens_per_step is None else max_tokens_per_step
     if any(event.num_tokens > limit for event in events):
         return False
     if max_tokens_per_step is not None or len(events) < 3:
         return True
-    return sum(comes_in_a_burst(events)) <= MAX_BURST_SHARE * (len(events) - 1)
+    in_burst = comes_in_a_burst(events)
+    return not in_burst[0] and sum(in_burst) <= MAX_BURST_SHARE * (len(events) - 1)
 
 
 def lateness_problem(events: Sequence[TokenEvent], waited_ns: int) -> str | None:
@@ -58,8 +63,8 @@ def lateness_problem(events: Sequence[TokenEvent], waited_ns: int) -> str | None
     if waited_ns <= max(MAX_WAIT_NS, MAX_WAIT_SHARE * decode_ns):
         return None
     return (
-        f"this process waited {waited_ns / NS_PER_MS:.1f} ms for a processor in {decode_ns / NS_PER_MS:.1f} ms of tokens "
-        "and the kernel does not stamp what arrives on this connection: when they came cannot be told"
+        f"this process waited {waited_ns / NS_PER_MS:.1f} ms for a processor in {decode_ns / NS_PER_MS:.1f} ms of "
+        "tokens, and the kernel does not stamp what arrives on this connection: when they came cannot be told"
     )
 
 
@@ -95,6 +100,17 @@ def _content_problems(
     loop = find_repetition_loop([token for event in events for token in event.token_ids])
     if loop and request.void_on_repetition:
         yield f"degenerate output: {loop.length} tokens from {loop.start} on repeat with period {loop.period}"
+
+
+def _held_back(events: Sequence[TokenEvent]) -> Iterator[str]:
+    if len(events) < MIN_HELD_BACK_EVENTS:
+        return
+    gap_us = (events[-1].t_ns - events[0].t_ns) / (len(events) - 1) / 1000
+    if gap_us < MIN_EVENT_GAP_US:
+        yield (
+            f"the stream was held back: its {len(events)} events came {gap_us:.1f} µs apart, sooner than any server "
+            "sends them one by one; something between buffers them"
+        )
 
 
 def _stalls(events: Sequence[TokenEvent], limits: StreamLimits) -> Iterator[str]:

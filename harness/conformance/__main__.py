@@ -8,6 +8,7 @@ from threading import Thread
 import click
 
 from .cases import CASES
+from .pacing import be_punctual
 from .server import Server
 
 
@@ -30,6 +31,7 @@ def main(case_name: str, host: str, port: int, truth_log: Path | None, lists: bo
         return
     if case_name not in CASES:
         raise click.UsageError(f"no case {case_name!r}; --list shows them all")
+    be_punctual()
     server = Server(CASES[case_name], host, port, truth_log)
     if until_stdin_closes:
         Thread(target=_end_with_stdin, daemon=True).start()

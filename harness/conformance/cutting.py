@@ -20,21 +20,21 @@ class Write:
 
 def cut_into_writes(shape: Shape, events: list[Write]) -> Iterator[Write]:
     """Frames the events' bytes and cuts them; each event's tokens go with the write that completes it."""
-    is_chunked = shape.framing is Framing.CHUNKED
+    chunks = _chunk_head(shape)
     if shape.flush_in_one_write:
         for due_ms, group in groupby(events, key=lambda event: event.due_ms):
             held = list(group)
-            data = b"".join(_frame(event.data, is_chunked) for event in held)
+            data = b"".join(_frame(event.data, chunks) for event in held)
             yield Write(due_ms, data, sum(event.tokens for event in held))
     elif shape.cut is Cut.SHIFTED:
-        yield from _shifted(events, is_chunked)
+        yield from _shifted(events, chunks)
     else:
         for event in events:
-            yield from _one_event(shape, event, is_chunked)
+            yield from _one_event(shape, event, chunks)
 
 
-def _one_event(shape: Shape, event: Write, is_chunked: bool) -> Iterator[Write]:
-    whole = _frame(event.data, is_chunked)
+def _one_event(shape: Shape, event: Write, chunks: bytes | None) -> Iterator[Write]:
+    whole = _frame(event.data, chunks)
     lead_ms = max(0.0, event.due_ms - LEAD_MS)
     at = _middle(event.data)
     if shape.cut is Cut.WHOLE:
@@ -45,26 +45,33 @@ def _one_event(shape: Shape, event: Write, is_chunked: bool) -> Iterator[Write]:
             due_ms = event.due_ms if byte >= last else max(0.0, event.due_ms - shape.ms_per_token)
             yield Write(due_ms, whole[byte : byte + 1], event.tokens if byte == last else 0)
     elif shape.cut is Cut.INTO_CHUNKS:
-        yield Write(lead_ms, _frame(event.data[:at], is_chunked))
-        yield Write(event.due_ms, _frame(event.data[at:], is_chunked), event.tokens)
+        yield Write(lead_ms, _frame(event.data[:at], chunks))
+        yield Write(event.due_ms, _frame(event.data[at:], chunks), event.tokens)
     else:
         at += whole.index(event.data)
         yield Write(lead_ms, whole[:at])
         yield Write(event.due_ms, whole[at:], event.tokens)
 
 
-def _shifted(events: list[Write], is_chunked: bool) -> Iterator[Write]:
+def _shifted(events: list[Write], chunks: bytes | None) -> Iterator[Write]:
     """Half of each event goes ahead with the write of the one before."""
     carried = 0
     for index, event in enumerate(events):
         following = events[index + 1].data if index + 1 < len(events) else b""
         ahead = _middle(following)
-        yield Write(event.due_ms, _frame(event.data[carried:] + following[:ahead], is_chunked), event.tokens)
+        yield Write(event.due_ms, _frame(event.data[carried:] + following[:ahead], chunks), event.tokens)
         carried = ahead
 
 
-def _frame(data: bytes, is_chunked: bool) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data) if is_chunked else data
+def _chunk_head(shape: Shape) -> bytes | None:
+    """What follows a chunk's size; None where the body is not chunked."""
+    if shape.framing is not Framing.CHUNKED:
+        return None
+    return b';part="a"' if shape.has_chunk_extras else b""
+
+
+def _frame(data: bytes, chunks: bytes | None) -> bytes:
+    return data if chunks is None else b"%x%s\r\n%s\r\n" % (len(data), chunks, data)
 
 
 def _middle(data: bytes) -> int:

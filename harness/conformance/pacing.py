@@ -1,8 +1,25 @@
-"""Waiting for an absolute time: sleep while it is far, spin when it is near."""
+"""Waiting for an absolute time: sleep while it is far, spin when it is near, and be let run when it comes."""
 
+import ctypes
+import os
+import sys
+from contextlib import suppress
 from time import perf_counter_ns, sleep
 
-SPIN_NS = 300_000  # a sleeping process wakes up to this late
+_IS_ALONE = (os.cpu_count() or 1) < 2
+SPIN_NS = (
+    300_000 if _IS_ALONE else 1_500_000
+)  # a sleeping process wakes up to this late; alone, the client needs the CPU
+PRIORITY = -10  # where it may be raised
+_PR_SET_TIMERSLACK = 29
+
+
+def be_punctual() -> None:
+    """Raises this process's priority where that is allowed, and has its timers end when they are due (Linux)."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)  # ns; later threads inherit it
 
 
 def wait_until(due_ns: int) -> int:

@@ -8,7 +8,10 @@ from .cutting import Write, cut_into_writes
 from .shape import Break, Framing, Shape, UsageAt, Words
 
 _UNICODE_WORDS = (" é", " 日本", " 🙂", " ñandú")
-_OPEN_ENDS = (Break.CLOSE, Break.RESET, Break.STALL, Break.PINGS)
+_PROTOCOL_WORDS = ("data: [DONE]\n\n", '"token_ids":[7]', "\r\n0\r\n\r\n", ': "error"}')
+_OPEN_ENDS = (Break.CLOSE, Break.RESET, Break.STALL, Break.PINGS, Break.EMPTY_EVENTS)
+PINGS = 100
+PING_MS = 50
 Json = dict[str, object]
 
 
@@ -30,6 +33,8 @@ def token_text(shape: Shape, token: int) -> str:
         return " "
     if shape.words is Words.UNICODE:
         return _UNICODE_WORDS[token % len(_UNICODE_WORDS)]
+    if shape.words is Words.PROTOCOL:
+        return _PROTOCOL_WORDS[token % len(_PROTOCOL_WORDS)]
     return f" w{token}"
 
 
@@ -40,18 +45,32 @@ def token_id(shape: Shape, token: int) -> int:
 
 def render(shape: Shape, asked: Asked) -> list[Write]:
     """Head and body of the answer, in the order of sending."""
+    if not shape.is_streamed:
+        return [_whole_answer(shape, asked)]
     events = list(_Answer(shape, asked).events())
     body = list(cut_into_writes(shape, events))
     head = ["HTTP/1.1 200 OK", "Content-Type: text/event-stream; charset=utf-8"]
     if shape.framing is Framing.CHUNKED:
         head.append("Transfer-Encoding: chunked")
         if shape.breaks not in _OPEN_ENDS and not shape.stays_open_after_done:
-            body.append(Write(body[-1].due_ms, b"0\r\n\r\n"))
+            trailer = b"Server-Timing: total\r\n" if shape.has_chunk_extras else b""
+            body.append(Write(body[-1].due_ms, b"0\r\n%s\r\n" % trailer))
     elif shape.framing is Framing.LENGTH:
         head.append(f"Content-Length: {sum(len(write.data) for write in body)}")
     else:
         head.append("Connection: close")
+    if shape.content_encoding is not None:
+        head.append(f"Content-Encoding: {shape.content_encoding}")
+    if shape.has_interim_answer:
+        head = ["HTTP/1.1 103 Early Hints", "Link: </style.css>; rel=preload", "", *head]
     return [Write(0.0, ("\r\n".join(head) + "\r\n\r\n").encode()), *body]
+
+
+def _whole_answer(shape: Shape, asked: Asked) -> Write:
+    text = "".join(token_text(shape, j) for j in range(shape.tokens))
+    body = json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return Write(shape.first_token_ms, head.encode() + body, min(shape.tokens, asked.max_tokens))
 
 
 class _Answer:
@@ -80,6 +99,9 @@ class _Answer:
             held = text if shape.holds_text_back and index % 2 == 0 and not is_last else ""
             yield self._event(due_ms, self._tokens_object(at, size, "" if held else text, is_last), size)
             last_ms = due_ms
+        if shape.ending_ms:
+            last_ms += shape.ending_ms
+            yield self._event(last_ms, self._object(self._choice({}, "", self._finish)))
         yield from self._ending(last_ms)
 
     def _ending(self, due_ms: float) -> Iterator[Write]:
@@ -111,14 +133,19 @@ class _Answer:
             yield self._event(later_ms, "{'text': oops}")
             yield self._event(later_ms, "[DONE]")
         elif self._shape.breaks is Break.PINGS:
-            for ping in range(1, 100):
-                yield Write(due_ms + ping * 50, b": ping\n\n")
+            for ping in range(1, PINGS):
+                yield Write(due_ms + ping * PING_MS, b": ping\n\n")
+        elif self._shape.breaks is Break.EMPTY_EVENTS:
+            for ping in range(1, PINGS):
+                yield self._event(due_ms + ping * PING_MS, self._object(self._choice({}, "", None)))
 
     def _tokens_object(self, at: int, size: int, text: str, is_last: bool) -> Json:
         shape = self._shape
-        choice = self._choice({shape.text_key: text}, text, self._finish if is_last else None)
+        says_finish = is_last and not shape.ending_ms
+        choice = self._choice({shape.text_key: text}, text, self._finish if says_finish else None)
         if self._asked.wants_ids and shape.sends_ids:
-            choice["token_ids"] = [token_id(shape, at + i) for i in range(size)]
+            first = 0 if shape.repeats_ids else at
+            choice["token_ids"] = [token_id(shape, j) for j in range(first, at + size)]
             if at == 0 and shape.sends_prompt_ids and self._asked.prompt_ids is not None:
                 choice["prompt_token_ids"] = list(self._asked.prompt_ids)
         usage = None

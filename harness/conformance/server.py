@@ -112,6 +112,8 @@ class Server:
         if case.caches_prompts and (case.name, digest) in self._seen_prompts:
             shape = replace(shape, cached_tokens=asked.prompt_tokens, first_token_ms=shape.first_token_ms / 49)
         self._seen_prompts.add((case.name, digest))
+        if not shape.no_delay:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         try:
             _play(connection, render(shape, asked), received_ns, stream.events)
         finally:
@@ -170,7 +172,7 @@ def _play(connection: socket.socket, writes: list[Write], received_ns: int, even
             written_ns = wait_until(due_ns)
             connection.sendall(write.data)
             if write.tokens:
-                events.append(TruthEvent(due_ns, written_ns, write.tokens))
+                events.append(TruthEvent(due_ns, written_ns, write.tokens, perf_counter_ns()))
     finally:
         gc.enable()
 

@@ -40,6 +40,7 @@ class Break(StrEnum):
     ERROR_EVENT = "an error event, then [DONE]"
     STALL = "silence"
     PINGS = "comment lines, but no more tokens"
+    EMPTY_EVENTS = "events without tokens, and no more tokens"
     CLOSE = "the connection closes"
     RESET = "the connection is reset"
     HALF_EVENT = "the body ends inside an event"
@@ -52,6 +53,7 @@ class Words(StrEnum):
     WORDS = "words"
     SPACES = "single spaces"
     UNICODE = "two-, three- and four-byte characters"
+    PROTOCOL = "what looks like the protocol itself"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Shape:
     first_size: int | None = None
     flush_events: int = 1
     flush_in_one_write: bool = False
+    held_back_events: int = 0  # the first so many are held, and sent together with the last of them
     is_chat: bool = False
     text_key: str = "content"  # of a chat delta: content, reasoning, reasoning_content
     words: Words = Words.WORDS
@@ -77,6 +80,7 @@ class Shape:
     sends_ids: bool = True
     holds_text_back: bool = False  # every second event has ids and no text, the next has both texts
     sends_prompt_ids: bool = True
+    repeats_ids: bool = False  # every event has all ids so far
     usage: UsageAt = UsageAt.END
     prompt_count_off: int = 0
     completion_count_off: int = 0
@@ -84,12 +88,18 @@ class Shape:
     wrapper_tokens: int = 13  # what the chat template adds
     has_tokenize: bool = True
     finish_reason: str | None = "length"
+    ending_ms: float = 0.0  # how long after the last token the finish reason and the usage come, in events of their own
     says_done: bool = True
     stays_open_after_done: bool = False
     line_end: str = "\n"
     comments: bool = False
     cut: Cut = Cut.WHOLE
     framing: Framing = Framing.CHUNKED
+    has_chunk_extras: bool = False  # chunk extensions, and a trailer after the last chunk
+    has_interim_answer: bool = False  # 103 Early Hints first
+    content_encoding: str | None = None  # as the head says
+    is_streamed: bool = True  # false: one JSON answer
+    no_delay: bool = True  # TCP_NODELAY at the server
     ignores_cap: bool = False  # sends all its tokens whatever max_tokens says
     break_after: int | None = None  # tokens sent before it breaks
     breaks: Break | None = None
@@ -97,6 +107,8 @@ class Shape:
     def events(self, tokens: int) -> Iterator[tuple[int, int, float]]:
         """(first token, number of tokens, ms after the request at which it is due) of every event of an answer."""
         spans = list(self._spans(tokens))
+        held = spans[: self.held_back_events]
+        spans[: len(held)] = [(at, size, held[-1][2]) for at, size, _ in held]
         for first_of_flush in range(0, len(spans), self.flush_events):
             held = spans[first_of_flush : first_of_flush + self.flush_events]
             for at, size, _ in held:

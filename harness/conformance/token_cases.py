@@ -57,6 +57,12 @@ COUNTING = (
         Shape(tokens=64, holds_text_back=True, words=Words.UNICODE),
     ),
     Case(
+        "ids-so-far",
+        "every event repeats the ids before it: no more tokens than there are",
+        Shape(repeats_ids=True),
+        void="usage says",
+    ),
+    Case(
         "too-many-tokens", "more tokens than were asked for", Shape(ignores_cap=True), max_tokens=40, void="asked for"
     ),
     Case("no-tokens", "a stream that ends at once", Shape(tokens=0), max_tokens=16, void="no tokens"),
@@ -93,6 +99,24 @@ FIRST_TOKEN = (
         "a stream of reasoning only, under the key `reasoning_content`",
         Shape(is_chat=True, text_key="reasoning_content"),
         threads="guidellm#737, inference-perf#559",
+    ),
+    Case(
+        "late-ending",
+        "finish reason and usage come 300 ms after the last token: no part of the time per token",
+        Shape(ending_ms=300.0),
+    ),
+    Case(
+        "first-20-held-back",
+        "a proxy holds the first 20 events and sends them together: 20 leave the denominator, not 1",
+        Shape(tokens=256, ms_per_token=4.0, held_back_events=20),
+        max_tokens_per_step=None,
+        knows_steps=False,
+    ),
+    Case(
+        "all-held-back",
+        "a proxy holds the whole stream and sends it at once: no time per token, not an endless speed",
+        Shape(held_back_events=64, flush_in_one_write=True),
+        void="held back",
     ),
     Case(
         "flush-20-as-one-event",

@@ -11,11 +11,20 @@ NS_PER_MS = 1e6
 
 @dataclass(frozen=True)
 class TruthEvent:
-    """One write that completed tokens: due when, handed to the socket when (both perf_counter_ns), how many tokens."""
+    """One write that completed tokens: due when, handed to the socket when, and how many tokens.
+
+    The bytes left between written_ns and returned_ns, the times just before and after the call (all perf_counter_ns).
+    """
 
     due_ns: int
     written_ns: int
     tokens: int
+    returned_ns: int
+
+    @property
+    def doubt_ms(self) -> float:
+        """How much later than written_ns the bytes may have left: much if the server lost its processor just then."""
+        return (self.returned_ns - self.written_ns) / NS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Truth:
             "prompt_sha256": self.prompt_sha256,
             "tokens": self.tokens,
             "tpot_ms": self.tpot_ms,
-            "events": [[event.due_ns, event.written_ns, event.tokens] for event in self.events],
+            "events": [[event.due_ns, event.written_ns, event.tokens, event.returned_ns] for event in self.events],
         }
 
 

@@ -31,6 +31,9 @@ class Pieces:
         kept.append((perf_counter_ns(), (), piece))
         return piece
 
+    def sent_stamp_ns(self) -> None:
+        return None
+
 
 def read(pieces: list[bytes], *, ends: bool = True, **limits: float) -> Reading:
     source = Pieces([piece for piece in pieces if piece], ends=ends)

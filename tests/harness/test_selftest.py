@@ -29,7 +29,7 @@ def ideal(name: str, stamp_error_ns: int = 0) -> Played:
     case = CASES[name]
     shape = case.shape
     spans = list(shape.events(shape.tokens))
-    true = tuple(TruthEvent(round(ms * 1e6), round(ms * 1e6), size) for _, size, ms in spans)
+    true = tuple(TruthEvent(round(ms * 1e6), round(ms * 1e6), size, round(ms * 1e6)) for _, size, ms in spans)
     events = tuple(
         TokenEvent(
             t_ns=round(ms * 1e6) + stamp_error_ns,

@@ -47,16 +47,21 @@ def test_the_kernel_says_when_and_the_reads_say_how_late_this_process_was() -> N
     ("times", "offset_after_ns"),
     [
         ([(1_000, 900), (2_000, None)], OFFSET_NS),
-        ([(1_000, 900), (2_000, 2_001 + MAX_DOUBT_NS)], OFFSET_NS),
+        ([(1_000, 1_001 + MAX_DOUBT_NS), (2_000, 2_001 + MAX_DOUBT_NS)], OFFSET_NS),
         ([(1_000, 900), (2_000, 1_900)], OFFSET_NS + MAX_DOUBT_NS + 1),
     ],
-    ids=["a stamp is missing", "a stamp from after its read", "somebody set the clock"],
+    ids=["a stamp is missing", "stamps from after their reads", "somebody set the clock"],
 )
 def test_one_doubt_and_the_process_stamps_the_whole_stream(
     times: list[tuple[int, int | None]], offset_after_ns: int
 ) -> None:
     stamps = settle(arrivals(*times), OFFSET_NS, offset_after_ns)
     assert (stamps.times_ns, stamps.stamped_by, stamps.lags_ns) == ((1_000, 2_000), StampedBy.PROCESS, ())
+
+
+def test_bytes_that_another_segment_joined_came_no_later_than_they_were_seen() -> None:
+    stamps = settle(arrivals((1_000, 900), (2_000, 9_000_000), (9_100_000, 9_000_000)), OFFSET_NS, OFFSET_NS)
+    assert stamps.times_ns == (900, 2_000, 9_000_000)
 
 
 def test_a_segment_that_overtook_another_counts_when_the_other_is_there() -> None:
@@ -149,7 +154,9 @@ def test_silence_the_end_and_a_reset(
 @given(st.lists(st.sampled_from([b"data: a\n\n", b"data: b\r\n\r\n", b"data: c\r\r", b": d\n", b"e"]), max_size=12))
 def test_taking_events_one_by_one_loses_no_byte(events: list[bytes]) -> None:
     """However events end: what is kept is what was sent, and no kept piece goes on after an event's end."""
-    ours, theirs = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
     with ours, theirs:
         theirs.sendall(b"".join(events))
         theirs.shutdown(socket.SHUT_WR)
