@@ -15,7 +15,7 @@ import torch
 from .gdn import CTA_COLUMNS, SOURCE, arguments_of, definitions, gdn_step, gdn_step_naive
 from .gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from .gdn_verify import gate_output, gdn_recur
-from .launch import Launch
+from .launch import Launch, Prefetch
 from .linear import X_SCALE, Norm, Residual
 from .nvrtc import kernel
 from .packing import PackedLinear, pack_fp8
@@ -60,6 +60,10 @@ class Bench:
             _random(rows, INNER), weights, CudaProducts(first, CARD),
         )  # fmt: skip
 
+    def prefetch(self, layer: int, megabytes: int) -> Prefetch | None:
+        """The first part of the output projection's weights."""
+        return Prefetch(self.weights[layer][1].weights, megabytes << 20) if megabytes else None
+
     def chain(self, mixer: Mixer | None, *, products: bool = True) -> None:
         """All layers in the order of a step."""
         norm, residual = Norm(self.sumsq, EPS), Residual(self.stream, self.sumsq, self.x, self.gain)
@@ -82,7 +86,7 @@ class Bench:
         graph.replay()
         spans = []
         for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             graph.replay()
             end.record()
@@ -97,7 +101,7 @@ class Bench:
             whole = self.time_us(lambda m=mixer: self.chain(m))  # type: ignore[misc]
             alone = self.time_us(lambda m=mixer: self.chain(m, products=False))  # type: ignore[misc]
             print(
-                f"rows {self.rows:2} {name:32} layer {whole:7.2f} us  mixer in it {whole - bare:6.2f}  "
+                f"rows {self.rows:2} {name:44} layer {whole:7.2f} us  mixer in it {whole - bare:6.2f}  "
                 f"mixers alone {alone:6.2f}",
                 flush=True,
             )
@@ -146,11 +150,15 @@ def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) 
     pdl = torch.cuda.get_device_capability() >= (9, 0)
     launch = Launch(pdl)
 
-    def separate(i: int) -> None:
-        gdn_prepare(bench.projected, bench.x, bench.sumsq, weights[i], caches[i], q, EPS, positions, launch=launch)
-        gdn_recur(q, caches[i], positions, o, launch=launch)
-        z = bench.projected[:, CHANNELS:]
-        gate_output(o, z, weights[i].norm, EPS, bench.mixed, launch=launch)
+    def separate(megabytes: int) -> Mixer:
+        def mix(i: int) -> None:
+            ahead = Launch(pdl, bench.prefetch(i, megabytes))
+            gdn_prepare(bench.projected, bench.x, bench.sumsq, weights[i], caches[i], q, EPS, positions, launch=launch)
+            gdn_recur(q, caches[i], positions, o, launch=ahead)
+            z = bench.projected[:, CHANNELS:]
+            gate_output(o, z, weights[i].norm, EPS, bench.mixed, launch=launch)
+
+        return mix
 
     def fused(i: int) -> None:
         gdn_step(
@@ -159,21 +167,22 @@ def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) 
 
     def form(columns: int, **changes: int) -> Mixer:
         made = definitions(rows, bench.projected.stride(0), WIDTH, weights[0], caches[0], columns) | changes
-        binary = kernel(SOURCE, "gdn", 90, 0, tuple(sorted(made.items())))
+        binary = kernel(SOURCE, "gdn", 90, made["SHARED_BYTES"], tuple(sorted(made.items())))
         calls = [
-            arguments_of(bench.projected, bench.x, bench.sumsq, w, c, EPS, positions, bench.mixed)
-            for w, c in zip(weights, caches, strict=True)
+            arguments_of(bench.projected, bench.x, bench.sumsq, weights[i], caches[i], EPS, positions, bench.mixed)
+            for i in range(bench.layers)
         ]
         grid, threads = HEADS * made["SPLIT"], 128 // made["SPLIT"] * 4
         return lambda i: binary.launch(
             grid, threads, calls[i], torch.cuda.current_stream().cuda_stream, overlap=pdl
         )  # fmt: skip
 
-    mixers: dict[str, Mixer] = {"gdn: three kernels": separate, "gdn: fused": fused}
+    mixers: dict[str, Mixer] = {"gdn: three kernels": separate(0), "gdn: fused": fused}
     if pdl:
         mixers |= {
-            "gdn: fused, 32 columns a CTA": form(32),
-            "gdn: fused, no register limit": form(CTA_COLUMNS, MIN_CTAS=1),
+            "gdn: fused, next at once": form(CTA_COLUMNS, NEXT_STARTS=0),
+            "gdn: fused, 128 registers": form(CTA_COLUMNS, REGISTERS=128),
+            "gdn: fused, next after the wait": form(CTA_COLUMNS, NEXT_STARTS=1),
             "gdn: fused, gates before the wait": form(CTA_COLUMNS, GATES_EARLY=1),  # time only: x may be stale
         }
     return mixers
@@ -216,28 +225,24 @@ def attention_mixers(bench: Bench, length: int) -> dict[str, Mixer]:
     norm, table = _random(256, dtype=BF16), rope_tables(64, 1e7, capacity, CARD)
     positions = torch.tensor([length, 0, 0, 0], dtype=torch.int32, device=CARD)
     segments = segments_for(torch.cuda.get_device_properties(CARD).multi_processor_count, 4)
-    scratch = [torch.empty(2 * segments * rows * 24 * size, device=CARD) for size in (256, 1, 1)]
+    scratch = [torch.empty(segments * rows * 24 * size, device=CARD) for size in (256, 1, 1)]
     launch = Launch(torch.cuda.get_device_capability() >= (9, 0))
 
-    def separate(waves: int, block_keys: int, num_stages: int) -> Mixer:
-        def attend(i: int) -> None:
-            rope_qk(
-                bench.projected, norm, norm, EPS, table, positions, q, keys[i], values[i], launch=launch
-            )  # fmt: skip
+    def separate(megabytes: int) -> Mixer:
+        def mix(i: int) -> None:
+            ahead = Launch(launch.pdl, bench.prefetch(i, megabytes))
+            rope_qk(bench.projected, norm, norm, EPS, table, positions, q, keys[i], values[i], launch=launch)
             verify_attention(
                 q, keys[i], values[i], positions, bench.projected, scratch[0], scratch[1], scratch[2], bench.mixed,
-                segments=waves * segments, block_keys=block_keys, num_stages=num_stages, launch=launch,
-                combine_launch=launch,
+                segments=segments, launch=ahead, combine_launch=launch,
             )  # fmt: skip
 
-        return attend
+        return mix
 
-    return {
-        f"attention at {length}: three kernels": separate(1, 64, 3),
-        f"attention at {length}: 2 a SM": separate(2, 64, 2),
-        f"attention at {length}: 32 keys": separate(1, 32, 4),
-        f"attention at {length}: 2 a SM, 32": separate(2, 32, 3),
-    }
+    mixers: dict[str, Mixer] = {f"attention at {length}: three kernels": separate(0)}
+    if launch.pdl:
+        mixers |= {f"attention at {length}: {size} MB ahead": separate(size) for size in (4, 8, 16)}
+    return mixers
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from .linear import X_SCALE
 from .nvrtc import CudaKernel, kernel
 
 SOURCE = Path(__file__).with_name("gdn.cu")
+MAX_KEY_DIM = 128  # a lane convolves four channels of a key head
 CTA_COLUMNS = 64  # of a head's state on sm_90; the CTAs of a head form a cluster
 
 
@@ -114,6 +115,11 @@ def definitions(
 ) -> dict[str, int]:
     """The compile-time constants of gdn.cu, a CTA holding at most `columns` columns of a head's state."""
     heads, key_dim, value_dim = cache.state.shape
+    taps, columns = weights.conv.shape[1], min(columns, value_dim)
+    inputs = 2 * key_dim + columns
+    batch = max(4, num_rows)
+    floats = (batch + num_rows) * key_dim + taps * inputs + batch * columns + num_rows * (2 + 3 * value_dim // 8)
+    halves = (taps - 1 + num_rows) * inputs + num_rows * columns
     return {
         "M": num_rows,
         "H": heads,
@@ -122,9 +128,11 @@ def definitions(
         "V": value_dim,
         "SPLIT": -(-value_dim // columns),
         "D": width,
-        "TAPS": weights.conv.shape[1],
+        "TAPS": taps,
         "STRIDE": stride,
         "GATES_EARLY": 0,
+        "NEXT_STARTS": 2,
+        "SHARED_BYTES": 4 * floats + 2 * halves + 128,
     }
 
 
@@ -154,4 +162,4 @@ def _arch(device: torch.device) -> int:
 
 @cache
 def _kernel(made: tuple[tuple[str, int], ...], arch: int) -> CudaKernel:
-    return kernel(SOURCE, "gdn", arch, 0, made)
+    return kernel(SOURCE, "gdn", arch, dict(made)["SHARED_BYTES"], made)

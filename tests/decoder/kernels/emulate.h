@@ -12,18 +12,22 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 typedef long long i64;
 struct float4 { float x, y, z, w; };
+struct float2 { float x, y; };
 struct uint2 { u32 x, y; };
 struct uint4 { u32 x, y, z, w; };
 struct Index { int x; };
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static float2 make_float2(float x, float y) { return {x, y}; }
 static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 #define __device__ static
+#define __align__(n) alignas(n)
 #define __forceinline__ inline
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __cluster_dims__(...)
 
 struct Barrier { int arrived = 0, generation = 0; };
@@ -74,19 +78,26 @@ static void cluster_arrive() {
     arrive(cluster_barrier, fibers.size());
 }
 static void cluster_wait() { wait_past(cluster_barrier, self->cluster_generation); }
-static void sync_cluster() {
-    cluster_arrive();
-    cluster_wait();
+// Numbers sent from CTA to CTA: the receiver's barrier holds the bytes that are still to come.
+typedef unsigned long long u64;
+static void expect(u64* barrier, int bytes) { *barrier = bytes; }
+template <class T> static T* in_block(T* own, int cta) {
+    return (T*)(block_memory[cta].data() + ((char*)own - block_memory[self->block].data()));
 }
-static void store_in(float* own, int cta, float v) {
-    size_t offset = (char*)own - block_memory[self->block].data();
-    *(float*)(block_memory[cta].data() + offset) = v;
+static void send(float* own, u64* barrier, int cta, float v) {
+    *in_block(own, cta) = v;
+    *in_block(barrier, cta) -= sizeof v;
+}
+static void await_all(u64* barrier) {
+    sync_block();
+    while (*barrier) pause_fiber();
 }
 
 static float mul(float a, float b) { return a * b; }
 static float add(float a, float b) { return a + b; }
 static float fma(float a, float b, float c) { return std::fmaf(a, b, c); }
 static float exp_of(float x) { return std::exp(x); }
+static float exp2_of(float x) { return std::exp2(x); }
 static float ratio(float a, float b) { return a / b; }
 static float rsqrtf(float x) { return 1.f / std::sqrt(x); }
 static float from_bf16(u32 bits) {
@@ -114,12 +125,62 @@ template <class Out, class In> static Out read(const In* p) {
     return v;
 }
 static float4 load4(const float* p) { return read<float4>(p); }
+static float2 load2(const float* p) { return read<float2>(p); }
 static float load1(const float* p) { return *p; }
 static int load1(const int* p) { return *p; }
 static u16 load_half(const u16* p) { return *p; }
-static uint2 load_halves4(const u16* p) { return read<uint2>(p); }
 static uint4 load_halves8(const u16* p) { return read<uint4>(p); }
-static void ask_l2(const void*) {}
+static void copy16(void* to, const void* from, bool real = true) {
+    if (real) std::memcpy(to, from, 16);
+    else std::memset(to, 0, 16);
+}
+static void commit() {}
+template <int LEFT> static void wait_copies() {}
+static u32 count_arrival(u32* counter) { return (*counter)++; }
+static void wait_for_arrivals(const u32* counter, u32 count) {
+    while (*counter < count) pause_fiber();
+}
+#define MINUS_INFINITY (-INFINITY)
+
+// Tensor core instructions, by their fragment layouts: lane 4 g + t holds row g, columns 2 t and 2 t + 1 of an 8 x 8 tile.
+static std::vector<const u16*> exchange_rows;
+static std::vector<u32> exchange_words;  // eight a thread
+static void load_tiles(u32* r, const void* row, int tiles, bool turned) {
+    int lane = threadIdx.x % 32;
+    exchange_rows[slot_of(lane)] = (const u16*)row;
+    sync_warp();
+    for (int i = 0; i < tiles; ++i) {
+        u32 half[2];
+        for (int e = 0; e < 2; ++e) {
+            int y = turned ? lane % 4 * 2 + e : lane / 4, x = turned ? lane / 4 : lane % 4 * 2 + e;
+            half[e] = exchange_rows[slot_of(i * 8 + y)][x];
+        }
+        r[i] = half[0] | half[1] << 16;
+    }
+    sync_warp();
+}
+static void load_tiles4(u32* r, const void* row) { load_tiles(r, row, 4, false); }
+static void load_tiles2(u32* r, const void* row) { load_tiles(r, row, 2, false); }
+static void load_turned_tiles2(u32* r, const void* row) { load_tiles(r, row, 2, true); }
+static void mma(float* d, const u32* a, const u32* b) {
+    int lane = threadIdx.x % 32;
+    u32* mine = &exchange_words[slot_of(lane) * 8];
+    std::memcpy(mine, a, 16);
+    std::memcpy(mine + 4, b, 8);
+    sync_warp();
+    for (int i = 0; i < 4; ++i) {
+        int m = lane / 4 + i / 2 * 8, n = lane % 4 * 2 + i % 2;
+        double sum = d[i];
+        for (int k = 0; k < 16; ++k) {
+            u32 x = exchange_words[slot_of(m % 8 * 4 + k % 8 / 2) * 8 + m / 8 + k / 8 * 2];
+            u32 y = exchange_words[slot_of(n * 4 + k % 8 / 2) * 8 + 4 + k / 8];
+            sum += (double)from_half(x >> (k % 2 * 16) & 0xffff) * from_half(y >> (k % 2 * 16) & 0xffff);
+        }
+        d[i] = sum;
+    }
+    sync_warp();
+}
+static void finish_copies() {}
 static void let_next_start() {}
 static void wait_for_previous() {}
 
@@ -134,6 +195,8 @@ static void run_clusters(void (*entry)(), int clusters, int blocks, int threads,
         block_barriers.assign(blocks, {});
         block_memory.assign(blocks, std::vector<char>(shared_bytes, (char)0xff));
         exchange.assign(blocks * threads, NAN);
+        exchange_rows.assign(blocks * threads, nullptr);
+        exchange_words.assign(blocks * threads * 8, 0);
         fibers.clear();
         fibers.resize(blocks * threads);
         for (int i = 0; i < blocks * threads; ++i) {

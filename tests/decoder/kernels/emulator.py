@@ -33,9 +33,15 @@ def _library(source: Path, name: str, defines: tuple[tuple[str, int], ...], fold
 
 
 def emulate(
-    source: Path, name: str, defines: Mapping[str, int], arguments: ctypes.Structure, grid: int, folder: Path
+    source: Path,
+    name: str,
+    defines: Mapping[str, int],
+    arguments: ctypes.Structure,
+    folder: Path,
+    *,
+    grid: int,
+    together: int,
 ) -> None:
-    """Run kernel `name` over `grid` CTAs in clusters of defines["SPLIT"]; the arguments hold host addresses."""
+    """Run kernel `name` over `grid` CTAs, `together` of them at a time; the arguments hold host addresses."""
     library = _library(source, name, tuple(sorted(defines.items())), folder)
-    split = defines["SPLIT"]
-    library.run(ctypes.byref(arguments), grid // split, split)
+    library.run(ctypes.byref(arguments), grid // together, together)

@@ -127,7 +127,8 @@ def step(request: pytest.FixtureRequest, folder: Path) -> Step:
         columns = cache.state.shape[2] // 2
         made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
         arguments = arguments_of(rows, x, sumsq, weights, cache, eps, positions, out)
-        emulate(SOURCE, "gdn", made, arguments, made["H"] * made["SPLIT"], folder)
+        ctas = made["H"] * made["SPLIT"]
+        emulate(SOURCE, "gdn", made, arguments, folder, grid=ctas, together=made["SPLIT"])
 
     return emulated
 
