@@ -158,10 +158,16 @@ def synth(shape: str, acceptance: float, fp8: bool, emitted: int | None, seed: i
 @click.argument("model_dir", metavar="DIR", type=DIRECTORY)
 @click.option("--depths", metavar="N,N,…", help="[default: 128,8192,32768,65536 as far as the window goes]")
 @click.option("--num-speculative-tokens", type=click.IntRange(0), default=3, show_default=True, help="Drafts a step.")
+@click.option("--draft-rows", type=click.IntRange(1), metavar="N", help="Rows of a reduced draft head. [default: all]")
 @click.option("--bandwidth", "tb_per_s", type=click.FloatRange(min=1e-3), metavar="TB/S", help="Floor in ms.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def info(
-    model_dir: Path, depths: str | None, num_speculative_tokens: int, tb_per_s: float | None, as_json: bool
+    model_dir: Path,
+    depths: str | None,
+    num_speculative_tokens: int,
+    draft_rows: int | None,
+    tb_per_s: float | None,
+    as_json: bool,
 ) -> None:
     """Shapes, parameters and bytes by part, and the bytes that one decoder step cannot avoid.
 
@@ -172,7 +178,10 @@ def info(
 
     config, accounts = read_accounts(model_dir)
     drafts, window = num_speculative_tokens if config.has_mtp else 0, config.max_position_embeddings
-    floors = [step_floor(config, accounts, depth=depth, num_drafts=drafts) for depth in _depths(depths, window)]
+    floors = [
+        step_floor(config, accounts, depth=depth, num_drafts=drafts, draft_rows=draft_rows)
+        for depth in _depths(depths, window)
+    ]
     if as_json:
         _print_json(accounts_json(str(model_dir), config, accounts, floors, tb_per_s))
     else:

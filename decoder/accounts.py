@@ -34,7 +34,7 @@ class StepFloor:
     depth: int
     num_drafts: int
     main_weights: int
-    heads: int  # the head once for the verify and once a draft
+    heads: int  # the head once for the verify and once a draft, there only its draft rows
     mtp_weights: int  # layer and fc, once a draft
     gdn_state: int  # read once, written once (lazy commit)
     gdn_state_eager: int  # read once, written after every row
@@ -82,8 +82,13 @@ def part_accounts(specs: Sequence[TensorSpec], stored: dict[str, StoredTensor]) 
     return accounts
 
 
-def step_floor(config: ModelConfig, accounts: Sequence[PartAccount], *, depth: int, num_drafts: int) -> StepFloor:
-    """Source: MODEL section 4's arithmetic. Activations, embedding rows and logits are not counted."""
+def step_floor(
+    config: ModelConfig, accounts: Sequence[PartAccount], *, depth: int, num_drafts: int, draft_rows: int | None = None
+) -> StepFloor:
+    """Source: MODEL section 4's arithmetic. Activations, embedding rows and logits are not counted.
+
+    draft_rows: of the head, which a draft reads; all of them unless given.
+    """
     n_bytes = {account.part: account.n_bytes for account in accounts}
     head = n_bytes.get("head", n_bytes["embedding"])  # a tied head is the embedding
     num_attention = sum(kind == FULL_ATTENTION for kind in config.layer_types)
@@ -94,7 +99,7 @@ def step_floor(config: ModelConfig, accounts: Sequence[PartAccount], *, depth: i
         depth=depth,
         num_drafts=num_drafts,
         main_weights=sum(n_bytes.get(part, 0) for part in MAIN_PARTS),
-        heads=head * (1 + num_drafts),
+        heads=head + num_drafts * head * min(draft_rows or config.vocab_size, config.vocab_size) // config.vocab_size,
         mtp_weights=(n_bytes.get("mtp layer", 0) + n_bytes.get("mtp fc", 0)) * num_drafts,
         gdn_state=2 * state * STATE_BYTES,
         gdn_state_eager=(num_drafts + 2) * state * STATE_BYTES,

@@ -10,7 +10,7 @@ from .config import FULL_ATTENTION, ModelConfig
 from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
-from .weights import Checkpoint
+from .weights import Checkpoint, is_fp8_linear
 
 MIN_CAPABILITY = (8, 0)
 _RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
@@ -53,10 +53,21 @@ def check_shapes(config: ModelConfig) -> None:
             raise DecoderError(f"unsupported shape on a GPU: {found}, expected {needed}", "Use --device cpu.")
 
 
-def required_bytes(checkpoint: Checkpoint, config: ModelConfig, max_context: int, *, with_mtp: bool) -> dict[str, int]:
-    """Device memory by part, from the checkpoint's headers and the config alone."""
+def required_bytes(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    max_context: int,
+    *,
+    with_mtp: bool,
+    draft_rows: int = 0,
+    quantize: bool = False,
+) -> dict[str, int]:
+    """Device memory by part, from the checkpoint's headers and the config alone.
+
+    draft_rows: of a reduced draft head. quantize: linears that are not FP8 become so on load.
+    """
     stored = {
-        name: math.prod(tensor.shape) * _DTYPE_BYTES[tensor.dtype]
+        name: math.prod(tensor.shape) * (1 if quantize and is_fp8_linear(name) else _DTYPE_BYTES[tensor.dtype])
         for name, tensor in checkpoint.tensors.items()
         if with_mtp or not name.startswith("mtp.")
     }
@@ -70,6 +81,7 @@ def required_bytes(checkpoint: Checkpoint, config: ModelConfig, max_context: int
     return {
         "weights": sum(stored.values()) + (2 * vocabulary if config.tie_word_embeddings else 0),
         "int8 copy of the head": vocabulary,
+        "reduced draft head": draft_rows * config.hidden_size,
         "keys and values": attention * capacity * key_bytes + capacity * config.rotary_dim * 2,
         "gated delta net state": delta_nets * (heads * key_dim * value_dim * 4 + rings),
         "packing and prefill": 3 * 2 * vocabulary + _RESERVE_BYTES,
@@ -77,10 +89,17 @@ def required_bytes(checkpoint: Checkpoint, config: ModelConfig, max_context: int
 
 
 def check_memory(
-    checkpoint: Checkpoint, config: ModelConfig, max_context: int, device: torch.device, *, with_mtp: bool
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    max_context: int,
+    device: torch.device,
+    *,
+    with_mtp: bool,
+    draft_rows: int = 0,
+    quantize: bool = False,
 ) -> None:
     """Raise DecoderError with the accounts when the card's free memory cannot hold the model at `max_context`."""
-    parts = required_bytes(checkpoint, config, max_context, with_mtp=with_mtp)
+    parts = required_bytes(checkpoint, config, max_context, with_mtp=with_mtp, draft_rows=draft_rows, quantize=quantize)
     free, _ = torch.cuda.mem_get_info(device)
     needed = sum(parts.values())
     if needed > free:

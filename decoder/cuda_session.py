@@ -96,7 +96,15 @@ class CudaSession:
         where = torch.device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0)
         check_card(where)
         check_shapes(config)
-        check_memory(checkpoint, config, max_context, where, with_mtp=num_speculative_tokens > 0)
+        check_memory(
+            checkpoint,
+            config,
+            max_context,
+            where,
+            with_mtp=num_speculative_tokens > 0,
+            draft_rows=0 if draft_vocabulary is None else len(draft_vocabulary.ids),
+            quantize=quantize,
+        )
         with torch.inference_mode():
             weights = load_cuda_weights(
                 checkpoint,

@@ -21,7 +21,7 @@ CONFIG = ModelConfig.from_dict(NAMED_SHAPES["27b"])
 @pytest.fixture(scope="module")
 def accounts() -> Sequence[PartAccount]:
     """Of the 27B FP8 checkpoint, as its headers would say."""
-    cycle = TokenCycle(np.arange(248320), np.arange(248320))
+    cycle = TokenCycle(*(np.arange(248320) for _ in range(3)))
     stored = {
         tensor.name: StoredTensor(Path(tensor.file), tensor.name, tensor.dtype, tensor.shape, 0, tensor.n_bytes)
         for tensor in structured_tensors(CONFIG, cycle, seed=0, fp8=True)
@@ -51,6 +51,19 @@ def test_floors_of_the_published_model(
         assert floor.total_eager / 2.04e9 == pytest.approx(at_a100, abs=0.06)
     assert floor.gdn_state == pytest.approx(2 * 151e6, abs=1e6)
     assert floor.gdn_state_eager == pytest.approx(755e6, abs=1e6)
+
+
+# MODEL section 4, "bf16 verify head, 40,960-row draft head, lazy commit"
+@pytest.mark.parametrize(
+    ("depth", "at_h200", "at_a100"), [(128, 6.2, 14.7), (8192, 6.4, None), (32768, 6.8, None), (65536, 7.3, 17.2)]
+)
+def test_floors_with_a_reduced_draft_head(
+    accounts: Sequence[PartAccount], depth: int, at_h200: float, at_a100: float | None
+) -> None:
+    floor = step_floor(CONFIG, accounts, depth=depth, num_drafts=3, draft_rows=40960)
+    assert floor.total / 4.8e9 == pytest.approx(at_h200, abs=0.06)
+    if at_a100 is not None:
+        assert floor.total / 2.04e9 == pytest.approx(at_a100, abs=0.06)
 
 
 def test_keys_and_values(accounts: Sequence[PartAccount]) -> None:

@@ -69,6 +69,19 @@ def test_memory_is_counted_from_the_headers(
         check_memory(checkpoint, config, 1000, CARD, with_mtp=True)
 
 
+def test_quantised_on_load_halves_the_linears_and_a_draft_head_is_counted(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "bf16", {"vocab_size": 208, "eos_token_id": 207})
+    config = ModelConfig.from_directory(tmp_path / "bf16")
+    checkpoint = Checkpoint(tmp_path / "bf16", config)
+    as_stored, quantised = (
+        required_bytes(checkpoint, config, 1000, with_mtp=True, draft_rows=48, quantize=quantize)
+        for quantize in (False, True)
+    )
+    layer_linears = 64 * 96 * 3  # every layer's MLP; attention and delta net come on top
+    assert as_stored["weights"] - quantised["weights"] > 5 * layer_linears
+    assert as_stored["reduced draft head"] == 48 * 64
+
+
 def test_the_published_model_fits_an_80_gib_card() -> None:
     config = ModelConfig.from_dict(read_shape("27b"))
     with_kv = 17 * (65_536 + 32) * 4096  # 16 attention layers and the MTP layer, 4,096 bytes a token each
