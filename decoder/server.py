@@ -21,6 +21,12 @@ from .worker import THREAD_ENDED, DecoderWorker, Job, Piece
 MAX_BODY_BYTES = 16 << 20  # 262,144 ids of 6 digits are 2 MB
 RETRY_AFTER_S = 1
 _CANCELLED = "the stream was cancelled: the server is shutting down, or the client stopped reading"
+# How a job ends without an answer: the error's type and HTTP status, inside a stream its code.
+_FAULTS = {
+    "error": ("internal_error", 500),
+    "cancelled": ("internal_error", 500),
+    "refused": ("invalid_request_error", 400),
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -99,8 +105,8 @@ class DecoderServer:
             writer.abandon()
             raise
         with contextlib.suppress(ConnectionResetError):  # many clients leave as soon as they have read [DONE]
-            if how in ("error", "cancelled"):
-                await response.write(error_event(message or _CANCELLED, "internal_error", 500))
+            if how in _FAULTS:
+                await response.write(error_event(message or _CANCELLED, *_FAULTS[how]))
             await response.write_eof()
         return response
 
@@ -124,8 +130,9 @@ class DecoderServer:
         except BaseException:
             self._worker.cancel(job)
             raise
-        if how in ("error", "cancelled"):
-            return _error(500, message or _CANCELLED, "internal_error")
+        if how in _FAULTS:
+            kind, status = _FAULTS[how]
+            return _error(status, message or _CANCELLED, kind)
         token_ids = [token for piece in pieces for token in piece.token_ids]
         text = "".join(piece.text for piece in pieces)
         return web.json_response(answer.answer(token_ids, text, pieces[-1].finish, pieces[-1].stopped_by))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .cancellation import CancelledError, cancellable
-from .errors import DecoderError
+from .errors import DecoderError, RequestError
 from .generate import Step
 from .metrics_text import ServerCounters
 from .request import GenerationRequest
@@ -48,7 +48,7 @@ class Job:
     """One request on its way through the worker.
 
     on_piece is called in the worker's thread and returns whether to go on. on_end is called once, with how it ended
-    (stop, length, cancelled, error) and the error's message.
+    (stop, length, cancelled, error, refused) and the error's message.
     """
 
     request: GenerationRequest
@@ -146,6 +146,8 @@ class DecoderWorker:
                     ended = self._decode(job)
             except CancelledError:
                 ended = "cancelled"
+            except RequestError as error:  # what only the decoder could find; the server is not at fault
+                ended, message = "refused", str(error)
             except (DecoderError, RuntimeError, MemoryError) as error:  # RuntimeError: what PyTorch raises
                 log.exception("decoding failed")
                 ended, message = "error", str(error) or type(error).__name__

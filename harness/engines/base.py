@@ -13,9 +13,10 @@ import requests
 from ..builds import Build
 from ..config import LimitsConfig
 from ..errors import EngineError
-from .process import EngineProcess, free_port
+from .process import EngineProcess, PortTakenError, free_port
 
 POLL_S = 0.2
+PORT_TRIES = 3
 ANSWER_S = 10.0
 DYING_S = 10.0
 COUNTERS = re.compile(
@@ -98,13 +99,24 @@ class Engine(ABC):
                 raise EngineError(
                     f"{self.build.name}: its code is no longer at {entry}", "measure again from its source"
                 )
-        port = free_port()
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self._start_on(free_port(), model, log_path, limits, on_starting)
+            except PortTakenError:  # between choosing it and the engine's binding it, which may be a minute
+                continue
+        return self._start_on(free_port(), model, log_path, limits, on_starting)
+
+    def _start_on(
+        self, port: int, model: Path, log_path: Path, limits: LimitsConfig, on_starting: OnStarting | None
+    ) -> RunningEngine:
         started = time.monotonic()
         process = EngineProcess(self.build.name, self.command(model, port), self.environment(), log_path)
         try:
             base_url = f"http://127.0.0.1:{port}"
             self._wait(process, base_url, started, limits.start_s, on_starting)
-            return RunningEngine(self.build, base_url, first_model(base_url), time.monotonic() - started, process)
+            name = first_model(base_url)
+            process.raise_unless_listening(port)
+            return RunningEngine(self.build, base_url, name, time.monotonic() - started, process)
         except BaseException:
             process.stop()
             raise

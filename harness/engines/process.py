@@ -1,6 +1,7 @@
 """An engine as a process of ours: started in a session of its own, logged to a file, stopped with its whole tree."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,12 +10,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from ..errors import EngineError
 from . import supervisor
 
 STOP_GRACE_S = 10.0
 KILL_WAIT_S = 20.0
 LAST_LOG_LINES = 15
+_PORT_TAKEN = re.compile(r"address already in use|port \d+ on \S+ is in use", re.IGNORECASE)
+
+
+class PortTakenError(EngineError):
+    """The engine ended because another process listens on its port."""
 
 
 class EngineProcess:
@@ -34,7 +42,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                env=without_relative_folders({**os.environ, "PYTHONUNBUFFERED": "1", **environment}),
                 start_new_session=True,
             )
 
@@ -49,11 +57,30 @@ class EngineProcess:
             self._supervisor.wait(limit_s)
 
     def raise_if_dead(self, doing: str) -> None:
-        """EngineError with the exit code and the last log lines where the engine has ended."""
+        """EngineError with the exit code and the last log lines where the engine has ended.
+
+        PortTakenError where it says that another listens on its port.
+        """
         if self.exit_code is not None:
-            raise EngineError(
+            is_taken = any(_PORT_TAKEN.search(line) for line in self._log_lines())
+            raise (PortTakenError if is_taken else EngineError)(
                 f"{self.name} ended {doing} with {describe_exit(self.exit_code)}\n{self.last_log_lines()}",
                 f"the whole log is {self.log_path}",
+            )
+
+    def raise_unless_listening(self, port: int) -> None:
+        """PortTakenError where what answers on the port is none of this engine's processes, as far as can be seen."""
+        try:
+            supervisor_process = psutil.Process(self._supervisor.pid)
+            tree = [supervisor_process, *supervisor_process.children(recursive=True)]
+            sockets = [each for process in tree for each in process.net_connections("tcp")]
+        except psutil.AccessDenied:
+            return
+        except psutil.NoSuchProcess:
+            sockets = []
+        if not any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets):
+            raise PortTakenError(
+                f"what answers on port {port} is not {self.name}: another process took the port", "try again"
             )
 
     def last_log_lines(self, count: int = LAST_LOG_LINES) -> str:
@@ -92,6 +119,15 @@ def describe_exit(code: int) -> str:
         why = ": killed, often for lack of memory" if number == signal.SIGKILL else ""
         return f"exit code {code} ({name}{why})"
     return f"exit code {code}"
+
+
+def without_relative_folders(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the XDG folders that are empty or relative: those are to be ignored, and vLLM makes them where it is."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not (name.startswith("XDG_") and name.endswith("_HOME")) or os.path.isabs(value)
+    }
 
 
 def free_port() -> int:

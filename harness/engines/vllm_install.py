@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..cachefolder import cache_folder
 from ..errors import EngineError
+from .process import without_relative_folders
 
 VLLM_VERSION = "0.31.0"
 SITE_FOLDER = Path(__file__).with_name("vllm_site")  # what every Python of a vLLM engine reads first
@@ -135,7 +136,7 @@ def _require_space(folder: Path, needed: int) -> None:
 def import_check(installation: VllmInstallation, limit_s: float = 300) -> str:
     """Imports vLLM in its environment as a launch would; its version, or EngineError with what went wrong."""
     command = [str(installation.python), "-c", "import torchvision, vllm; print(vllm.__version__)"]
-    environment = {**os.environ, "PYTHONPATH": str(SITE_FOLDER), "PYTHONSAFEPATH": "1"}
+    environment = without_relative_folders({**os.environ, "PYTHONPATH": str(SITE_FOLDER), "PYTHONSAFEPATH": "1"})
     started = time.monotonic()
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from kernarc.decoder.chat_template import ChatTemplate
+from kernarc.decoder.errors import RequestError
 from kernarc.decoder.tokenizer import TextTokenizer
 
 from .live_server import EOS, LiveServer, ScriptedDecoder, small_tokenizer
@@ -229,6 +231,23 @@ def test_a_failing_step_is_an_error_event_and_the_server_lives() -> None:
         assert (status, answer["error"]["message"]) == (500, "planted failure")
         decoder.fail_at = None
         assert server.post("/v1/completions", prompt=[1], max_tokens=1)[0] == 200
+
+
+def test_a_request_that_only_the_decoder_refuses_is_the_clients_fault_even_in_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RequestError("the prompt is too long", "shorten it")
+
+    decoder = ScriptedDecoder([[5]])
+    monkeypatch.setattr(decoder, "generate", refuse)
+    with LiveServer(decoder) as server:
+        _, _, body = server.request("POST", "/v1/completions", {"prompt": [1], "stream": True})
+        event = json.loads(body.partition(b"data: ")[2])
+        assert (event["error"]["code"], event["error"]["type"]) == (400, "invalid_request_error")
+        status, answer = server.post("/v1/completions", prompt=[1])
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+        assert server.counters.requests == {"refused": 2}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

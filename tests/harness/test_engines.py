@@ -2,20 +2,23 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from kernarc.harness.builds import Build, resolve_build
 from kernarc.harness.config import BuildConfig, LimitsConfig
 from kernarc.harness.engines.base import RunningEngine, cache_hits, parse_counters
 from kernarc.harness.engines.endpoint import connect
-from kernarc.harness.engines.process import describe_exit
+from kernarc.harness.engines.process import PortTakenError, describe_exit, free_port, without_relative_folders
 from kernarc.harness.engines.registry import engine_of
 from kernarc.harness.errors import ConfigError, EngineError
 
@@ -78,6 +81,47 @@ def test_an_engine_that_ends_while_starting_tells_code_and_log(fake_build: MakeB
         start(fake_build("a", "--exit-at-start", "3"), tmp_path / "a.log")
     assert "  | error: no such weights" in error.value.message
     assert str(tmp_path / "a.log") in error.value.hint
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["silent", "answering"])
+def test_a_port_that_another_took_in_between_is_given_up_for_another(
+    answers: bool, fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str
+) -> None:
+    class Foreign(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"data": [{"id": "foreign"}]}'
+            self.send_response(200 if answers else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as foreign:
+        Thread(target=foreign.serve_forever, daemon=True).start()
+        ports = iter([foreign.server_address[1], free_port()])
+        monkeypatch.setattr("kernarc.harness.engines.base.free_port", lambda: next(ports))
+        engine = start(fake_build("a", "--marker", marker), tmp_path / "a.log", start_s=30)
+        foreign.shutdown()
+    assert engine.model_name == "fake"
+    assert not engine.base_url.endswith(str(foreign.server_address[1]))
+    engine.stop()
+
+
+def test_an_engine_that_never_gets_its_port_says_so(
+    fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("kernarc.harness.engines.base.free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr("kernarc.harness.engines.base.ANSWER_S", 0.2)
+        with pytest.raises(PortTakenError, match="in use"):
+            start(fake_build("a"), tmp_path / "a.log", start_s=30)
+
+
+def test_folders_that_are_none_are_not_passed_on() -> None:
+    """The XDG specification: empty is unset, relative is ignored."""
+    environment = {"XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": "here", "XDG_DATA_HOME": "/data", "HOME": "", "A": "1"}
+    assert without_relative_folders(environment) == {"XDG_DATA_HOME": "/data", "HOME": "", "A": "1"}
 
 
 def test_an_engine_that_takes_too_long_is_stopped(
