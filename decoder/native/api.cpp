@@ -61,7 +61,15 @@ API void kernarc_last_rows(const Engine* engine, int rows, float* hidden, float*
   }
 }
 
-// For tests: e^x of n values.
+// For tests: e^x, 2^x (x <= 0) and log(1 + e^x) of n values.
 API void kernarc_exp(const float* x, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += LANES) store(to + i, exp(load(x + i, n - i)), n - i);
+}
+
+API void kernarc_exp2(const float* x, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += LANES) store(to + i, exp2_of_negative(load(x + i, n - i)), n - i);
+}
+
+API void kernarc_softplus(const float* x, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; i += LANES) store(to + i, softplus(load(x + i, n - i)), n - i);
 }

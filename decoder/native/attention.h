@@ -14,7 +14,7 @@ constexpr int TOGETHER = 2 * STRIP;  // query rows of one softmax: independent w
 struct AttentionScratch {
   float* query;   // [queries, dim]
   float* mixed;   // [queries, dim16]
-  float* mass;    // [queries, 16], running sum of e^(score - peak), lane by lane
+  float* mass;    // [queries, 16], running sum of 2^(score - peak), lane by lane
   float* peak;    // [queries], running maximum
 };
 
@@ -47,12 +47,12 @@ static inline void softmax_block(float* scores, int rows, const long* seen, floa
   }
   const F16 peaks = larger(load(old), load(tops));
   store(fresh, peaks);
-  store(shrink, exp_below_overflow(load(old) - peaks));
+  store(shrink, exp2_of_negative(load(old) - peaks));
   for (int r = 0; r < rows; ++r) {
     float* at = scores + r * KEY_BLOCK;
     F16 p[GROUP_BLOCKS];
     for (int b = 0; b < GROUP_BLOCKS; ++b) {
-      p[b] = exp_below_overflow(load(at + b * LANES) - set1(fresh[r]));
+      p[b] = exp2_of_negative(load(at + b * LANES) - set1(fresh[r]));
       store(at + b * LANES, p[b]);
     }
     store(mass + r * LANES, fma(load(mass + r * LANES), set1(shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
@@ -62,7 +62,7 @@ static inline void softmax_block(float* scores, int rows, const long* seen, floa
   }
 }
 
-// scratch.query [queries, dim] (scaled, `group` rows a position from `start` on) -> scratch.mixed.
+// scratch.query [queries, dim] (scaled by log2 e too, `group` rows a position from `start` on) -> scratch.mixed.
 static inline void attend(const AttentionScratch& s, int queries, int group, long start, const float* keys,
                           const float* values, int dim, int dim16) {
   alignas(64) float scores[TOGETHER * KEY_BLOCK];

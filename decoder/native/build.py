@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import DecoderError
 
-SOURCES = ("engine.cpp", "api.cpp")
+SOURCES = ("engine.cpp", "api.cpp", "measure.cpp")
 # march=native: the library never leaves the machine (its name holds the CPU's flags). No contraction: every fused
 # multiply-add is written out, so that a row's arithmetic is the same in every specialisation. No -ffast-math: sums keep
 # their order, NaN stays NaN.

@@ -1,4 +1,4 @@
-// The gated delta rule of one value head: row by row for a verify, 64 rows at once for a prefill.
+// The gated delta rule of one value head: row by row for a verify, CHUNK rows at once for a prefill.
 //
 // Row i: D_i = b_i (v_i - S' k_i e^{g_i}), S <- S e^{g_i} + k_i D_i', o_i = S' q_i = e^{g_i} S_before' q_i + (q_i.k_i) D_i.
 // S is [key_dim][value16], value16 the value dimension rounded up to 16; the columns beyond it hold no meaning.
@@ -7,7 +7,7 @@
 #include "rows.h"
 #include "gemm.h"
 
-constexpr int CHUNK = 64;
+constexpr int CHUNK = 32;
 constexpr int MAX_VERIFY_ROWS = 9;  // MAX_SPECULATIVE_TOKENS + 1
 
 struct DeltaHead {
@@ -88,7 +88,7 @@ static inline void delta_commit(const DeltaHead& h, float* state, int kept) {
   }
 }
 
-// Scratch of delta_chunk, in floats: keys transposed and three 64 x 64 or 64 x value16 blocks.
+// Scratch of delta_chunk, in floats: keys transposed, two CHUNK x CHUNK blocks, one CHUNK x value16.
 static inline long chunk_scratch(int key_dim, int value16) {
   return static_cast<long>(key_dim) * CHUNK + 2L * CHUNK * CHUNK + static_cast<long>(CHUNK) * value16;
 }
@@ -108,24 +108,26 @@ static inline void fill_rows(float* c, long ldc, int rows, int width, float valu
     for (int i = 0; i < width; i += LANES) store(c + r * ldc + i, set1(value));
 }
 
-// products[r][j] *= factor(r) e^{G_r - G_j} for j below `end(r)`, 0 beyond.
-static inline void decay_products(float* products, const float* total, int first, int size, int blocks, const float* factor,
-                                  int beyond_diagonal) {
+// k_r.k_j *= -b_r e^{G_r - G_j} for j < r and q_r.k_j *= e^{G_r - G_j} for j <= r, 0 beyond.
+static inline void decay_products(float* system, float* match, const float* total, const float* minus_beta, int first,
+                                  int size, int blocks) {
+  const F16 zero = set1(0.0f);
   for (int r = first; r < first + size; ++r)
     for (int b = 0; b < blocks; ++b) {
-      float* at = products + r * CHUNK + b * LANES;
-      const F16 decayed = load(at) * exp(set1(total[r]) - load(total + b * LANES)) * set1(factor ? factor[r] : 1.0f);
-      store(at, keep(decayed, r + beyond_diagonal - b * LANES, set1(0.0f)));
+      const long at = r * CHUNK + b * LANES;
+      const F16 decay = exp(set1(total[r]) - load(total + b * LANES));
+      store(system + at, keep(load(system + at) * (decay * set1(minus_beta[r])), r - b * LANES, zero));
+      store(match + at, keep(load(match + at) * decay, r + 1 - b * LANES, zero));
     }
 }
 
 // (I + A) D = b (V - e^G K S) with A_rj = b_r e^{G_r - G_j} k_r.k_j below the diagonal (arXiv 2412.06464), then
 // O = e^G Q S + (Q K' o e^{G_r - G_j}) D and S <- e^{G_end} S + sum_j e^{G_end - G_j} k_j D_j'. Advances `state`.
 static inline void delta_chunk(const DeltaHead& h, float* state, int rows, float* scratch) {
-  float* keys_t = scratch;                                // [key_dim, 64]
-  float* system = keys_t + static_cast<long>(h.key_dim) * CHUNK;  // -A, [64, 64]
-  float* match = system + CHUNK * CHUNK;                  // [64, 64]
-  float* delta = match + CHUNK * CHUNK;                   // [64, value16]
+  float* keys_t = scratch;                                // [key_dim, CHUNK]
+  float* system = keys_t + static_cast<long>(h.key_dim) * CHUNK;  // -A, [CHUNK, CHUNK]
+  float* match = system + CHUNK * CHUNK;                  // [CHUNK, CHUNK]
+  float* delta = match + CHUNK * CHUNK;                   // [CHUNK, value16]
   const int width = h.value16;
   alignas(64) float total[CHUNK], minus_beta[CHUNK];
   float running = 0.0f;
@@ -147,8 +149,7 @@ static inline void delta_chunk(const DeltaHead& h, float* state, int rows, float
     };
     products(h.key, system);
     products(h.query, match);
-    decay_products(system, total, first, size, blocks, minus_beta, 0);
-    decay_products(match, total, first, size, blocks, nullptr, 1);
+    decay_products(system, match, total, minus_beta, first, size, blocks);
     for (int r = first; r < first + size; ++r) {
       const F16 decay = set1(decay_of(total[r])), beta = set1(-minus_beta[r]);
       for (int c = 0; c < width; c += LANES) {

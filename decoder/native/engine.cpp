@@ -58,21 +58,44 @@ Engine::Engine(const Model& model)
     own.mass.allocate(1, static_cast<long>(most_queries) * LANES);
     own.peak.allocate(1, most_queries);
   }
-  if (!m.has_mtp) return;
-  mtp_x.allocate(MAX_ROWS, hidden_width);
-  mtp_normed.allocate(MAX_ROWS, hidden_width);
+  mtp_x.allocate(m.has_mtp ? MAX_ROWS : 0, hidden_width);
+  mtp_normed.allocate(m.has_mtp ? MAX_ROWS : 0, hidden_width);
   mtp_hidden.allocate(1, hidden_width);
-  if (static_cast<long>(m.vocab) * hidden_width > TABLE_FLOATS) return;
-  Rows filled;
-  filled.allocate(m.vocab, hidden_width);
+  fill_tables();
+}
+
+void Engine::fill_tables() {
+  const Layer& layer = layers[0];
+  const long first_width = proj.stride + (layer.is_attention ? kv.stride : 0);
+  const auto fits = [&](long width) { return m.vocab * width <= m.table_floats; };
+  Rows fc_rows, first_rows;  // tables while they are filled: until then nobody reads them
+  if (m.has_mtp && fits(x.stride)) fc_rows.allocate(m.vocab, x.stride);
+  if (fits(first_width)) first_rows.allocate(m.vocab, first_width);
   team.run([&](int) {
     team.tasks((m.vocab + ROW_BLOCK - 1) / ROW_BLOCK, [&](int block) {
-      std::vector<float> scratch(round_up(m.hidden, LANES));
-      const int end = std::min((block + 1) * ROW_BLOCK, m.vocab);
-      for (int id = block * ROW_BLOCK; id < end; ++id) fc_embedding(id, scratch.data(), filled.row(id));
+      Rows embedded;
+      embedded.allocate(ROW_BLOCK, m.hidden);
+      const int first = block * ROW_BLOCK, count = std::min(ROW_BLOCK, m.vocab - first);
+      const auto normed_embeddings = [&](const float* weight) {
+        for (int r = 0; r < count; ++r) {
+          embed(first + r, embedded.row(r));
+          rms_norm(embedded.row(r), weight, m.hidden, m.eps, embedded.row(r));
+        }
+      };
+      if (fc_rows.stride) {
+        normed_embeddings(m.embedding_norm);
+        linear(m.fc_embedding, embedded.row(0), embedded.stride, count, fc_rows.row(first), fc_rows.stride);
+      }
+      if (!first_rows.stride) return;
+      normed_embeddings(layer.mixer_norm);
+      float* to = first_rows.row(first);
+      linear(layer.in_proj, embedded.row(0), embedded.stride, count, to, first_rows.stride);
+      if (layer.is_attention)
+        linear(layer.kv_proj, embedded.row(0), embedded.stride, count, to + proj.stride, first_rows.stride);
     });
   });
-  std::swap(table, filled);
+  std::swap(fc_table, fc_rows);
+  std::swap(first_table, first_rows);
 }
 
 void Engine::embed(int64_t id, float* to) const {
@@ -89,19 +112,38 @@ void Engine::embed(int64_t id, float* to) const {
 
 // fc's half that reads the embedding of `id`, [hidden].
 void Engine::fc_embedding(int64_t id, float* scratch, float* to) const {
-  if (table.stride) {
-    std::memcpy(to, table.row(id), m.hidden * sizeof(float));
+  if (fc_table.stride) {
+    std::memcpy(to, fc_table.row(id), m.hidden * sizeof(float));
     return;
   }
   embed(id, scratch);
   rms_norm(scratch, m.embedding_norm, m.hidden, m.eps, scratch);
-  linear(m.fc_embedding, scratch, 0, 1, to, 0, false);
+  linear(m.fc_embedding, scratch, 0, 1, to, 0);
 }
 
-// Keys and values of rows first ... at positions start + row, into the layer's cache.
-void Engine::project_keys(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start) {
+// The first layer's projections of the embeddings of `ids`.
+void Engine::project_first(const int64_t* ids, int first, int rows) {
+  for (int r = first; r < first + rows; ++r) {
+    embed(ids[r], x.row(r));
+    if (!first_table.stride) {
+      rms_norm(x.row(r), layers[0].mixer_norm, m.hidden, m.eps, normed.row(r));
+      continue;
+    }
+    const float* from = first_table.row(ids[r]);
+    std::memcpy(proj.row(r), from, proj.stride * sizeof(float));
+    if (layers[0].is_attention) std::memcpy(kv.row(r), from + proj.stride, kv.stride * sizeof(float));
+  }
+  if (!first_table.stride) project(layers[0], first, rows);
+}
+
+void Engine::project(const Layer& layer, int first, int rows) {
+  linear(layer.in_proj, normed.row(first), normed.stride, rows, proj.row(first), proj.stride);
+  if (layer.is_attention) linear(layer.kv_proj, normed.row(first), normed.stride, rows, kv.row(first), kv.stride);
+}
+
+// Keys (normed, rotated) and values of rows first ... at positions start + row, from kv into the layer's cache.
+void Engine::store_keys(const Layer& layer, int first, int rows, int64_t start) {
   const int dim = m.head_dim, width = m.kv_heads * dim;
-  linear(layer.kv_proj, normed_rows + first * normed.stride, normed.stride, rows, kv.row(first), kv.stride, false);
   for (int r = first; r < first + rows; ++r) {
     const int64_t position = start + r;
     for (int h = 0; h < m.kv_heads; ++h) {
@@ -116,15 +158,13 @@ void Engine::project_keys(const Layer& layer, const float* normed_rows, int firs
   }
 }
 
-// Queries (normed, rotated) and gates of rows first ... into proj.
-void Engine::project_queries(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start) {
-  const int dim = m.head_dim;
-  linear(layer.in_proj, normed_rows + first * normed.stride, normed.stride, rows, proj.row(first), proj.stride, false);
+// Queries of rows first ... in proj: normed and rotated.
+void Engine::turn_queries(int first, int rows, const float* norm, int64_t start) {
   for (int r = first; r < first + rows; ++r) {
     const float *cosine = m.cosine + (start + r) * m.rotary_half, *sine = m.sine + (start + r) * m.rotary_half;
     for (int h = 0; h < m.heads; ++h) {
-      float* query = proj.row(r) + h * dim;
-      rms_norm(query, layer.q_norm, dim, m.eps, query);
+      float* query = proj.row(r) + h * m.head_dim;
+      rms_norm(query, norm, m.head_dim, m.eps, query);
       rotate(query, cosine, sine, m.rotary_half);
     }
   }
@@ -164,10 +204,7 @@ void Engine::gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows
       unit_row(query + key_width, m.key_dim, L2_EPS, 1.0f, kept.keys.row(r) + h * m.key_dim);
     }
     const float *b = proj.row(r) + gates, *a = b + m.value_heads;
-    for (int h = 0; h < m.value_heads; ++h) {
-      beta.row(r)[h] = 1.0f / (1.0f + std::exp(-b[h]));
-      kept.log_decay.row(r)[h] = layer.negative_rate[h] * softplus(a[h] + layer.dt_bias[h]);
-    }
+    decay_gates(b, a, layer.dt_bias, layer.negative_rate, m.value_heads, beta.row(r), kept.log_decay.row(r));
   }
 }
 
@@ -210,7 +247,7 @@ void Engine::gdn_gate(const Layer& layer, int first, int rows) {
 void Engine::finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows) {
   const long stride = x.stride;
   float *own = x_rows + first * stride, *own_normed = normed_rows + first * stride;
-  linear(layer.out_proj, mixed.row(first), mixed.stride, rows, own, stride, true);
+  add_linear(layer.out_proj, mixed.row(first), mixed.stride, rows, own, stride);
   for (int r = 0; r < rows; ++r) rms_norm(own + r * stride, layer.mlp_norm, m.hidden, m.eps, own_normed + r * stride);
   product(layer.gate_up, own_normed, stride, rows, [&](int begin, int size, int column, int, const float* tile) {
     for (int r = 0; r < size; ++r)
@@ -219,7 +256,7 @@ void Engine::finish_layer(const Layer& layer, float* x_rows, float* normed_rows,
         store(act.row(first + begin + r) + column / 2 + c, silu(gate) * up);
       }
   });
-  linear(layer.down, act.row(first), act.stride, rows, own, stride, true);
+  add_linear(layer.down, act.row(first), act.stride, rows, own, stride);
 }
 
 // Token ids at positions start ... -> hidden rows after the final norm. A prefill commits as it goes; a verify leaves
@@ -239,15 +276,15 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
     const Layer& layer = layers[i];
     PendingRows& kept = is_prefill ? shared : pending[i];
     by_rows([&](int first, int count) {
-      if (i == 0)
-        for (int r = first; r < first + count; ++r) embed(ids[r], x.row(r));
-      normalise(layer.mixer_norm, first, count, normed);
-      if (layer.is_attention) {
-        project_queries(layer, normed.row(0), first, count, start);
-        project_keys(layer, normed.row(0), first, count, start);
+      if (i == 0) {
+        project_first(ids, first, count);
       } else {
-        linear(layer.in_proj, normed.row(first), normed.stride, count, proj.row(first), proj.stride, false);
+        normalise(layer.mixer_norm, first, count, normed);
+        project(layer, first, count);
       }
+      if (!layer.is_attention) return;
+      turn_queries(first, count, layer.q_norm, start);
+      store_keys(layer, first, count, start);
     });
     if (layer.is_attention) {
       team.tasks(blocks * m.kv_heads, [&](int task) {
@@ -293,7 +330,7 @@ void Engine::commit(int kept) {
 
 // Logits of `count` rows.
 static void head_rows(const Matrix& head, const float* rows, long stride, int count, Rows& logits) {
-  linear(head, rows, stride, count, logits.row(0), logits.stride, false);
+  linear(head, rows, stride, count, logits.row(0), logits.stride);
 }
 
 // Keys and values of the MTP layer for rows first ... : tokens [r] follow positions start + r with these hidden rows.
@@ -302,16 +339,18 @@ void Engine::mtp_keys(const int64_t* tokens, const float* hidden_rows, long stri
     fc_embedding(tokens[r], mtp_normed.row(r), mtp_x.row(r));
     rms_norm(hidden_rows + r * stride, m.hidden_norm, m.hidden, m.eps, mtp_normed.row(r));
   }
-  linear(m.fc_hidden, mtp_normed.row(first), mtp_normed.stride, rows, mtp_x.row(first), mtp_x.stride, true);
+  add_linear(m.fc_hidden, mtp_normed.row(first), mtp_normed.stride, rows, mtp_x.row(first), mtp_x.stride);
   for (int r = first; r < first + rows; ++r)
     rms_norm(mtp_x.row(r), mtp_layer.mixer_norm, m.hidden, m.eps, mtp_normed.row(r));
-  project_keys(mtp_layer, mtp_normed.row(0), first, rows, start);
+  linear(mtp_layer.kv_proj, mtp_normed.row(first), mtp_normed.stride, rows, kv.row(first), kv.stride);
+  store_keys(mtp_layer, first, rows, start);
 }
 
 // The rest of the MTP layer for one row after mtp_keys: its hidden state into mtp_hidden.
 void Engine::mtp_finish(int row, int64_t position) {
   const int64_t start = position - row;
-  project_queries(mtp_layer, mtp_normed.row(0), row, 1, start);
+  linear(mtp_layer.in_proj, mtp_normed.row(row), mtp_normed.stride, 1, proj.row(row), proj.stride);
+  turn_queries(row, 1, mtp_layer.q_norm, start);
   for (int h = 0; h < m.kv_heads; ++h) attend_rows(mtp_layer, members[0], h, row, 1, start);
   finish_layer(mtp_layer, mtp_x.row(0), mtp_normed.row(0), row, 1);
   rms_norm(mtp_x.row(row), m.mtp_norm, m.hidden, m.eps, mtp_hidden.row(0));

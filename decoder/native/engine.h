@@ -10,10 +10,9 @@
 #include "model.h"
 #include "team.h"
 
-constexpr int MAX_ROWS = 768;  // of one forward: twelve GDN chunks
+constexpr int MAX_ROWS = 768;  // of one forward: whole GDN chunks and row blocks
 constexpr int ROW_BLOCK = 48;  // rows of one task: their activations stay in the L2 cache
 constexpr int MAX_BACKLOG = 32;
-constexpr long TABLE_FLOATS = 16L << 20;  // a larger table of fc's embedding half is not made
 constexpr float L2_EPS = 1e-6f;
 
 // Rows of floats, 64-byte aligned, zero at first.
@@ -78,14 +77,19 @@ class Engine {
   Rows x, normed, proj, kv, qkv, queries, beta, mixed, act, out;
   PendingRows shared;  // a prefill's
   std::vector<PendingRows> pending;
-  Rows table;  // [vocab, hidden], fc_embedding * norm(embedding), where it is small enough
+  // What depends on a token alone, computed once for the vocabulary where that is small: fc's embedding half, and the
+  // first layer's projections (in_proj, then kv_proj). A copy of a row then replaces a product; the bits are the same.
+  Rows fc_table, first_table;
   Rows mtp_x, mtp_normed, mtp_hidden;
   std::vector<Member> members;
 
   void embed(int64_t id, float* out) const;
   void fc_embedding(int64_t id, float* scratch, float* out) const;
-  void project_keys(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start);
-  void project_queries(const Layer& layer, const float* normed_rows, int first, int rows, int64_t start);
+  void fill_tables();
+  void project_first(const int64_t* ids, int first, int rows);
+  void project(const Layer& layer, int first, int rows);
+  void store_keys(const Layer& layer, int first, int rows, int64_t start);
+  void turn_queries(int first, int rows, const float* norm, int64_t start);
   void attend_rows(const Layer& layer, Member& own, int kv_head, int first, int rows, int64_t start);
   void gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows);
   void gdn_head(const Layer& layer, PendingRows& kept, Member& own, int head, int rows, bool is_prefill);

@@ -86,31 +86,44 @@ static inline void for_strips(int rows, F&& f) {
   }
 }
 
+// Calls f(weights, first output, blocks of 16) for every group of a matrix.
+template <class F>
+static inline void for_groups(const Matrix& m, F&& f) {
+  const int blocks = (m.n + LANES - 1) / LANES;
+  const uint32_t* data = static_cast<const uint32_t*>(m.data);
+  for (int block = 0; block < blocks; block += GROUP_BLOCKS)
+    f(data + static_cast<long>(block) * LANES * m.k / (m.is_bf16 ? 2 : 1), block * LANES,
+      blocks - block < GROUP_BLOCKS ? blocks - block : GROUP_BLOCKS);
+}
+
 // x [rows, k] * matrix^T, a tile at a time: take(first row, rows, first output, outputs, tile [rows, 64]).
 template <class Take>
 static inline void product(const Matrix& m, const float* x, long ldx, int rows, Take&& take) {
   alignas(64) float tile[STRIP * GROUP];
-  const int blocks = (m.n + LANES - 1) / LANES;
-  const uint32_t* data = static_cast<const uint32_t*>(m.data);
-  for (int block = 0; block < blocks; block += GROUP_BLOCKS) {
-    const int width = blocks - block < GROUP_BLOCKS ? blocks - block : GROUP_BLOCKS;
-    const uint32_t* w = data + static_cast<long>(block) * LANES * m.k / (m.is_bf16 ? 2 : 1);
+  for_groups(m, [&](const void* w, int column, int blocks) {
     for_strips(rows, [&](int first, int size) {
-      MICRO[m.is_bf16][size - 1][width - 1](x + first * ldx, ldx, w, width * LANES, m.k, tile, GROUP, false);
-      take(first, size, block * LANES, width * LANES, tile);
+      MICRO[m.is_bf16][size - 1][blocks - 1](x + first * ldx, ldx, w, blocks * LANES, m.k, tile, GROUP, false);
+      take(first, size, column, blocks * LANES, tile);
     });
-  }
+  });
 }
 
-// out [rows, n rounded up to 16] = x * matrix^T, or added to what is there.
-static inline void linear(const Matrix& m, const float* x, long ldx, int rows, float* out, long ldo, bool add) {
+// out [rows, n rounded up to 16] = x * matrix^T
+static inline void linear(const Matrix& m, const float* x, long ldx, int rows, float* out, long ldo) {
+  for_groups(m, [&](const void* w, int column, int blocks) {
+    for_strips(rows, [&](int first, int size) {
+      MICRO[m.is_bf16][size - 1][blocks - 1](x + first * ldx, ldx, w, blocks * LANES, m.k, out + first * ldo + column, ldo,
+                                             false);
+    });
+  });
+}
+
+// The same, added to what is there: one rounding at the size of `out`, not one for every k.
+static inline void add_linear(const Matrix& m, const float* x, long ldx, int rows, float* out, long ldo) {
   product(m, x, ldx, rows, [&](int first, int size, int column, int width, const float* tile) {
     for (int r = 0; r < size; ++r) {
       float* to = out + (first + r) * ldo + column;
-      for (int c = 0; c < width; c += LANES) {
-        const F16 v = load(tile + r * GROUP + c);
-        store(to + c, add ? load(to + c) + v : v);
-      }
+      for (int c = 0; c < width; c += LANES) store(to + c, load(to + c) + load(tile + r * GROUP + c));
     }
   });
 }

@@ -64,6 +64,7 @@ class ModelView(ctypes.Structure):
         ),
         ("eps", ctypes.c_float),
         ("unused", ctypes.c_float),
+        ("table_floats", ctypes.c_int64),
         ("layers", ctypes.POINTER(LayerView)),
         ("mtp_layer", ctypes.POINTER(LayerView)),
         ("embedding", ctypes.c_void_p),

@@ -31,6 +31,11 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "sizes": ([_POINTER], None),
     "last_rows": ([_POINTER, _INT, _POINTER, _POINTER], None),
     "exp": ([_POINTER, _POINTER, _LONG], None),
+    "exp2": ([_POINTER, _POINTER, _LONG], None),
+    "softplus": ([_POINTER, _POINTER, _LONG], None),
+    "measure_arithmetic": ([_INT], ctypes.c_double),
+    "measure_reading": ([_POINTER, _LONG], ctypes.c_double),
+    "measure_product": ([_POINTER, _POINTER, _INT, _POINTER], ctypes.c_double),
 }
 
 

@@ -10,7 +10,7 @@ struct Layer {
   Matrix out_proj;
   Matrix gate_up;  // groups of 64 outputs: 32 of gate, then 32 of up
   Matrix down;
-  const float *q_norm, *k_norm;  // attention: 1 + w, queries times head_dim^-0.5 too
+  const float *q_norm, *k_norm;  // attention: 1 + w, queries times head_dim^-0.5 log2 e too
   const float *taps;             // GDN: [width][channels16], oldest input first
   const float *negative_rate, *dt_bias, *out_norm;
   float *first, *second;  // attention: keys, values; GDN: S [heads][key_dim][value16], window [width - 1][channels16]
@@ -24,6 +24,7 @@ struct Model {
   int32_t key_heads, value_heads, key_dim, value_dim;  // GDN; dimensions of one head
   int32_t conv_width, has_mtp, embedding_is_bf16, prefill_threads;
   float eps, unused;
+  int64_t table_floats;  // the most a table by token may hold (engine.h)
   const Layer *layers, *mtp_layer;
   const void* embedding;  // [vocab, hidden], fp32 or bf16
   Matrix head;

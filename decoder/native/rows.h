@@ -56,7 +56,15 @@ static inline void convolve(const float* const* inputs, const float* taps, int w
   }
 }
 
-static inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+// beta = sigmoid(b), log_decay = -rate * softplus(a + dt_bias) over n heads.
+static inline void decay_gates(const float* b, const float* a, const float* dt_bias, const float* negative_rate, int n,
+                               float* beta, float* log_decay) {
+  for (int i = 0; i < n; i += LANES) {
+    const int left = n - i;
+    store(beta + i, sigmoid(load(b + i, left)), left);
+    store(log_decay + i, load(negative_rate + i, left) * softplus(load(a + i, left) + load(dt_bias + i, left)), left);
+  }
+}
 
 // out[i] = x[i] * sigmoid(gate[i])
 static inline void gate_by_sigmoid(const float* x, const float* gate, int n, float* out) {

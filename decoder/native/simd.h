@@ -47,8 +47,15 @@ static inline __mmask16 first_lanes(int n) { return n >= LANES ? 0xffff : n <= 0
 static inline F16 keep(F16 v, int n, F16 other) {
   return (F16)_mm512_mask_mov_ps((__m512)other, first_lanes(n), (__m512)v);
 }
-static inline F16 load(const float* p, int n) { return (F16)_mm512_maskz_loadu_ps(first_lanes(n), p); }
-static inline void store(float* p, F16 v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), (__m512)v); }
+static inline F16 load(const float* p, int n) {
+  return n >= LANES ? load(p) : (F16)_mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+static inline void store(float* p, F16 v, int n) {
+  if (n >= LANES)
+    store(p, v);
+  else
+    _mm512_mask_storeu_ps(p, first_lanes(n), (__m512)v);
+}
 static inline F16 round_even(F16 v) { return (F16)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline F16 times_power_of_two(F16 v, F16 n) { return (F16)_mm512_scalef_ps((__m512)v, (__m512)n); }
 
@@ -116,10 +123,10 @@ static inline F16 as_floats(U16 bits) {
   return v;
 }
 
-// e^x for x up to 104, to about one ulp: x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), then Cephes' polynomial of degree 7.
+// e^x to about one ulp: x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), then Cephes' polynomial of degree 7.
 // -inf gives 0, +inf and overflow give +inf, NaN stays NaN.
-static inline F16 exp_below_overflow(F16 x) {
-  x = larger(set1(-110.0f), x);  // this order of operands lets NaN through
+static inline F16 exp(F16 x) {
+  x = smaller(set1(104.0f), larger(set1(-110.0f), x));  // this order of operands lets NaN through
   const F16 n = round_even(x * set1(1.44269504088896341f));
   F16 r = fma(n, set1(-0.693359375f), x);
   r = fma(n, set1(2.12194440e-4f), r);
@@ -133,7 +140,27 @@ static inline F16 exp_below_overflow(F16 x) {
   return times_power_of_two(p, n);
 }
 
-static inline F16 exp(F16 x) { return exp_below_overflow(smaller(set1(104.0f), x)); }
+// 2^x for x <= 0 (or NaN) to about one ulp, Cephes' polynomial of degree 6; -inf gives 0.
+static inline F16 exp2_of_negative(F16 x) {
+  x = larger(set1(-160.0f), x);
+  const F16 n = round_even(x), r = x - n;
+  F16 p = set1(1.535336188319500e-4f);
+  p = fma(p, r, set1(1.339887440266574e-3f));
+  p = fma(p, r, set1(9.618437357674640e-3f));
+  p = fma(p, r, set1(5.550332471162809e-2f));
+  p = fma(p, r, set1(2.402264791363012e-1f));
+  p = fma(p, r, set1(6.931472028550421e-1f));
+  return times_power_of_two(fma(p, r, set1(1.0f)), n);
+}
+
+// log(1 + e^x): max(x, 0) + log1p(e) with e = e^-|x| <= 1, and log1p(e) = 2 atanh(s), s = e / (2 + e) <= 1/3, by its
+// series up to s^17, the next term of which is below 1e-9.
+static inline F16 softplus(F16 x) {
+  const F16 zero = set1(0.0f), e = exp(smaller(x, -x)), s = e / (e + set1(2.0f)), square = s * s;
+  F16 series = set1(1.0f / 17);
+  for (int odd = 15; odd >= 3; odd -= 2) series = fma(series, square, set1(1.0f / odd));
+  return larger(x, zero) + fma(series * square, s + s, s + s);
+}
 
 static inline F16 sigmoid(F16 x) { return set1(1.0f) / (set1(1.0f) + exp(-x)); }
 static inline F16 silu(F16 x) { return x / (set1(1.0f) + exp(-x)); }

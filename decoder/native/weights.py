@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 
@@ -12,6 +13,8 @@ from ..draft_vocabulary import DraftVocabulary
 from .layout import LayerView, MatrixView, ModelView, as_bf16, interleave, pack, pad_last
 
 Weights = dict[str, torch.Tensor]
+
+TABLE_FLOATS = 16 << 20  # 64 MiB: what a small vocabulary takes
 
 
 class NativeWeights:
@@ -47,6 +50,7 @@ class NativeWeights:
             has_mtp=self.has_mtp,
             prefill_threads=prefill_threads,
             eps=config.rms_norm_eps,
+            table_floats=TABLE_FLOATS,
         )
         self._layers = (LayerView * config.num_hidden_layers)(
             *(self._layer(config, kind, f"model.layers.{index}.") for index, kind in enumerate(config.layer_types))
@@ -98,7 +102,8 @@ class NativeWeights:
         layer.in_proj = self._matrix(torch.cat([query.reshape(-1, hidden), gate.reshape(-1, hidden)]))
         layer.kv_proj = self._matrix(torch.cat([take(prefix + "k_proj.weight"), take(prefix + "v_proj.weight")]))
         layer.out_proj = self._matrix(take(prefix + "o_proj.weight"))
-        layer.q_norm = self._keep((1.0 + take(prefix + "q_norm.weight")) * dim**-0.5)  # the softmax scale rides along
+        softmax_scale = dim**-0.5 * math.log2(math.e)  # the softmax is one of powers of two
+        layer.q_norm = self._keep((1.0 + take(prefix + "q_norm.weight")) * softmax_scale)
         layer.k_norm = self._norm(prefix + "k_norm.weight")
 
     def _delta_net(self, config: ModelConfig, layer: LayerView, prefix: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernarc.decoder.generate import Decoder
-from kernarc.decoder.native import build, library
+from kernarc.decoder.native import build, library, weights
 from kernarc.decoder.native.layout import interleave, pack
 from kernarc.decoder.native.library import load_library, open_library
 from kernarc.decoder.native.session import NativeSession
@@ -141,19 +141,54 @@ def test_without_avx512_the_output_is_the_same(
             assert greedy_ids(decoder, prompt(length), 40, num_drafts) == ids
 
 
-def test_exponential_is_right_to_about_an_ulp() -> None:
-    x = torch.cat([torch.linspace(-87.3, 88.7, 2_000_003), torch.linspace(-1, 1, 100_000)])
+def native_values(name: str, x: torch.Tensor) -> torch.Tensor:
     got = torch.empty_like(x)
-    load_library().kernarc_exp(x.data_ptr(), got.data_ptr(), len(x))
-    expected = x.double().exp()
+    getattr(load_library(), f"kernarc_{name}")(x.data_ptr(), got.data_ptr(), len(x))
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "exact", "ulps"),
+    [
+        ("exp", -87.3, 88.7, torch.exp, 1.5),
+        ("exp2", -126.0, 0.0, torch.exp2, 1.5),
+        ("softplus", -80.0, 60.0, lambda x: x.exp().log1p(), 3.0),
+    ],
+)
+def test_functions_are_right_to_about_an_ulp(name: str, low: float, high: float, exact: Any, ulps: float) -> None:
+    x = torch.cat([torch.linspace(low, high, 2_000_003), torch.linspace(-1, min(1, high), 100_000)])
+    expected = exact(x.double())
     ulp = torch.nextafter(expected.float(), torch.tensor(float("inf"))).double() - expected.float().double()
-    assert ((got.double() - expected) / ulp).abs().max() < 1.5
-    special = torch.tensor([float("-inf"), -200.0, -104.5, 0.0, 89.0, float("inf"), float("nan")])
-    got = torch.empty_like(special)
-    load_library().kernarc_exp(special.data_ptr(), got.data_ptr(), len(special))
-    assert got[:4].tolist() == [0.0, 0.0, 0.0, 1.0]
-    assert got[4:6].isinf().all()
-    assert got[6].isnan()
+    assert ((native_values(name, x).double() - expected) / ulp).abs().max() < ulps
+
+
+def test_functions_at_the_ends() -> None:
+    infinity = float("inf")
+    x = torch.tensor([-infinity, -200.0, -170.0, 0.0, float("nan")])
+    for name in ("exp", "exp2"):
+        got = native_values(name, x)
+        assert got[:4].tolist() == [0.0, 0.0, 0.0, 1.0]
+        assert got[4].isnan()
+    assert native_values("exp", torch.tensor([89.0, infinity])).tolist() == [infinity, infinity]
+    assert native_values("softplus", torch.tensor([-infinity, 1e30, infinity])).tolist() == [
+        0.0,
+        torch.tensor(1e30).item(),
+        infinity,
+    ]
+
+
+def test_tables_by_token_change_no_bit(checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a large vocabulary gets: the embedding's products at every step."""
+    held = []
+    for table_floats in (weights.TABLE_FLOATS, 0):
+        monkeypatch.setattr(weights, "TABLE_FLOATS", table_floats)
+        session = native_session(load(checkpoint))
+        session.prefill(prompt(70))
+        drafts = [tuple(session.step(3)[0]) for _ in range(12)]
+        held.append((drafts, held_bits(session), session.mtp_cache.keys[:, : session.mtp_length]))
+    assert held[0][0] == held[1][0]
+    for one, other in zip([*held[0][1], held[0][2]], [*held[1][1], held[1][2]], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_packed_layout() -> None:
