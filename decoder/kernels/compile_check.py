@@ -26,6 +26,7 @@ from . import (
     prefill,
     prefill_fp8,
     rope_qk,
+    screened_head,
     verify_attention,
 )
 from .launch import Launch, Prefetch
@@ -133,6 +134,11 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     verify_attention.verify_attention(
         q, keys, keys, positions, qkv, scratch, scratch, scratch, _empty(rows, 6144), segments=33, launch=plain,
         combine_launch=ahead,
+    )  # fmt: skip
+    vocabulary = 248_320
+    screened_head.decide(
+        x, _empty(vocabulary, width, dtype=bf16), _empty(vocabulary, dtype=fp32),
+        _empty(rows, vocabulary, dtype=fp32), screened_head.HeadScratch(vocabulary, torch.device("meta")), tokens, plain,
     )  # fmt: skip
     accept.accept(tokens, tokens, positions, tokens, num_drafts=min(rows - 1, 8), launch=ahead)
 

@@ -144,18 +144,32 @@ def screened_argmax(
     launch: Launch = PLAIN,
 ) -> None:
     """hidden fp16 [R ≤ 16, D] → out int64 [R], the token with the largest logit, the lowest id on a tie."""
-    rows, width = hidden.shape
-    vocab = len(head.rows)
-    blocks = -(-vocab // TOKENS)
+    rows, vocab = len(hidden), len(head.rows)
     logits = scratch.logits[: rows * vocab].view(rows, vocab)
     products.store(hidden, head.screen, logits)
+    decide(hidden, head.rows, head.error, logits, scratch, out, launch)
+
+
+def decide(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    error: torch.Tensor,
+    logits: torch.Tensor,
+    scratch: HeadScratch,
+    out: torch.Tensor,
+    launch: Launch = PLAIN,
+) -> None:
+    """hidden [R, D], weight [V, D] and its screen's logits fp32 [R, V] with their error [V] → out int64 [R]."""
+    rows, width = hidden.shape
+    vocab = len(weight)
+    blocks = -(-vocab // TOKENS)
     sizes = {"D": width, "WIDE": triton.next_power_of_2(width), "TOKENS": TOKENS}
     of_blocks, options = {"BLOCKS": triton.next_power_of_2(blocks)}, launch.arguments(hidden)
     lower_bound_kernel[(blocks, rows)](
-        hidden, logits, head.error, scratch.low, vocab=vocab, blocks=blocks, num_warps=8, **sizes, **options
+        hidden, logits, error, scratch.low, vocab=vocab, blocks=blocks, num_warps=8, **sizes, **options
     )
     decide_kernel[(blocks, rows)](
-        hidden, head.rows, logits, head.error, scratch.low, scratch.best, scratch.token,
+        hidden, weight, logits, error, scratch.low, scratch.best, scratch.token,
         vocab=vocab, blocks=blocks, num_warps=8, **sizes, **of_blocks, **options,
     )  # fmt: skip
     pick_kernel[(rows,)](
