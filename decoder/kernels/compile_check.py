@@ -136,9 +136,10 @@ def step_launches(rows: int, *, pdl: bool) -> None:
         combine_launch=ahead,
     )  # fmt: skip
     vocabulary = 248_320
+    candidates = screened_head.HeadScratch(vocabulary, torch.device("meta"))
     screened_head.decide(
         x, _empty(vocabulary, width, dtype=bf16), _empty(vocabulary, dtype=fp32),
-        _empty(rows, vocabulary, dtype=fp32), screened_head.HeadScratch(vocabulary, torch.device("meta")), tokens, plain,
+        _empty(rows, vocabulary, dtype=fp32), candidates, tokens, plain,
     )  # fmt: skip
     accept.accept(tokens, tokens, positions, tokens, num_drafts=min(rows - 1, 8), launch=ahead)
 
