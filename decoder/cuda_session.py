@@ -21,12 +21,12 @@ from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
 
 MAX_DRAFTS = 8
-WARM_UP_LENGTHS = (16384 + 8192, 8192 + 5, 5)  # every kind of piece: behind another, whole, and the odd rest
+WARM_UP_LENGTHS = (16384 + 8192 + 5, 8192 + 5, 5, 1)  # with every kind of piece: whole, behind another, an odd rest
 
 
-def warm_up_lengths(max_context: int) -> list[int]:
-    """Prompts that run every path of prefill which a prompt of this window can take."""
-    return [length for length in WARM_UP_LENGTHS if length < max_context] or [1]
+def warm_up_length(max_context: int) -> int:
+    """The longest of them that the window holds."""
+    return next(length for length in WARM_UP_LENGTHS if length < max_context)
 
 
 class CudaSession:
@@ -122,8 +122,7 @@ class CudaSession:
     @torch.inference_mode()
     def warm_up(self, num_drafts: int) -> None:
         """Compile and run everything once and capture the step of `num_drafts`, so that no request pays for it."""
-        for length in warm_up_lengths(self.max_context):
-            self.prefill([0] * length)
+        self.prefill([0] * warm_up_length(self.max_context))
         self.capture(num_drafts)
         self._state.reset()
 

@@ -7,14 +7,13 @@ those before it were, and takes as long as was measured at load. The output does
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 MEMORY_STEPS = 32.0  # how far back acceptance is remembered: after so many steps an observation weighs 1/e
 FIRST_GUESS = 0.75  # of a draft's chance, before anything was seen
 GUESS_WEIGHT = 4.0  # observations that the guess counts as
-TIMED_STEPS = 9
+ROUNDS, STEPS_A_ROUND = 5, 3
 SWITCH_GAIN = 1.02  # a change must promise this much: the step after it does not overlap its predecessor
 
 
@@ -102,16 +101,24 @@ class Stepping(Protocol):
         ...
 
 
-def measure_step_ms(session: Stepping, counts: Iterable[int], *, prompt_tokens: int) -> dict[int, float]:
-    """Median milliseconds of a step by its number of drafts: TIMED_STEPS each after a prompt of zeros, the first two
-    for warming up."""
-    step_ms = {}
-    for count in counts:
+def measure_step_ms(session: Stepping, counts: Sequence[int], *, prompt_tokens: int) -> dict[int, float]:
+    """Milliseconds of a step by its number of drafts, after a prompt of zeros: the fastest seen.
+
+    Counts take turns, so that a busy moment of the machine does not fall on one of them; the first step of each turn
+    warms up what changes with the count.
+    """
+    step_ms = dict.fromkeys(counts, float("inf"))
+    for turn in range(ROUNDS + 1):  # the first round compiles and captures
         session.prefill([0] * prompt_tokens)
-        times = []
-        for _ in range(TIMED_STEPS):
-            start = time.perf_counter()
-            session.step(count)
-            times.append((time.perf_counter() - start) * 1e3)
-        step_ms[count] = median(times[2:])
+        for count in counts:
+            for step in range(STEPS_A_ROUND):
+                start = time.perf_counter()
+                session.step(count)
+                if turn and step:
+                    step_ms[count] = min(step_ms[count], (time.perf_counter() - start) * 1e3)
     return step_ms
+
+
+def timed_tokens(counts: Sequence[int]) -> int:
+    """How much of a window measure_step_ms may fill behind its prompt."""
+    return STEPS_A_ROUND * sum(count + 1 for count in counts) + max(counts)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .config import ModelConfig
-from .draft_length import TIMED_STEPS, AdaptiveLength, DraftLength, FixedLength, measure_step_ms
+from .draft_length import AdaptiveLength, DraftLength, FixedLength, measure_step_ms, timed_tokens
 from .errors import DecoderError, RequestError
 from .sessions import AUTO, RunsAhead, Session, SessionOptions, check_drafts, open_session
 
@@ -150,9 +150,9 @@ class Decoder:
 
 def _timed_steps(session: Session, max_context: int) -> dict[int, float] | None:
     """Milliseconds of a step by its drafts; None where the window is too small to time them."""
-    room = max_context - _TIMED_PROMPT
-    counts = [count for count in AUTO_COUNTS if TIMED_STEPS * (count + 1) + count < room]
-    return measure_step_ms(session, counts, prompt_tokens=_TIMED_PROMPT) if AUTO_START in counts else None
+    if _TIMED_PROMPT + timed_tokens(AUTO_COUNTS) > max_context:
+        return None
+    return measure_step_ms(session, AUTO_COUNTS, prompt_tokens=_TIMED_PROMPT)
 
 
 def _until_stop(token_ids: Sequence[int], stops: frozenset[int]) -> tuple[int, ...]:

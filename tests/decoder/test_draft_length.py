@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernarc.decoder.draft_length import AdaptiveLength, measure_step_ms
+from kernarc.decoder import draft_length
+from kernarc.decoder.draft_length import AdaptiveLength, measure_step_ms, timed_tokens
 from kernarc.decoder.errors import RequestError
 from kernarc.decoder.generate import AUTO_COUNTS, Decoder, Step
 from kernarc.decoder.sessions import SessionOptions, _check_dtypes
@@ -77,7 +78,24 @@ def test_the_clock_is_read_around_steps() -> None:
     step_ms = measure_step_ms(Recorded(), (0, 3), prompt_tokens=5)
     assert list(step_ms) == [0, 3]
     assert all(0 <= ms < 1000 for ms in step_ms.values())
-    assert calls == [("prefill", 5), *[("step", 0)] * 9, ("prefill", 5), *[("step", 3)] * 9]
+    assert calls == [("prefill", 5), *[("step", 0)] * 3, *[("step", 3)] * 3] * 6
+    assert timed_tokens((0, 3)) == 3 * (1 + 4) + 3
+
+
+def test_a_busy_moment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, steps = [0.0], [0]
+
+    class Disturbed:
+        def prefill(self, prompt_ids: object) -> int:
+            return 0
+
+        def step(self, num_drafts: int) -> tuple[list[int], int]:
+            steps[0] += 1
+            now[0] += (1 + num_drafts) / 1e3 + (0.5 if 8 < steps[0] < 20 else 0)
+            return [0], 0
+
+    monkeypatch.setattr(draft_length.time, "perf_counter", lambda: now[0])
+    assert measure_step_ms(Disturbed(), (0, 3), prompt_tokens=5) == pytest.approx({0: 1.0, 3: 4.0})
 
 
 def ids(steps: list[Step]) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.cuda_limits import check_card, check_memory, check_shapes, required_bytes
-from kernarc.decoder.cuda_session import warm_up_lengths
+from kernarc.decoder.cuda_session import warm_up_length
 from kernarc.decoder.errors import DecoderError
 from kernarc.decoder.shapes import read_shape
 from kernarc.decoder.weights import Checkpoint
@@ -93,6 +93,4 @@ def test_the_published_model_fits_an_80_gib_card() -> None:
 
 
 def test_warm_up_takes_every_path_that_the_window_allows() -> None:
-    assert warm_up_lengths(65_536) == [24576, 8197, 5]
-    assert warm_up_lengths(8_200) == [8197, 5]
-    assert warm_up_lengths(4) == [1]
+    assert [warm_up_length(window) for window in (65_536, 8_200, 100, 2)] == [24581, 8197, 5, 1]
