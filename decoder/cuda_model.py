@@ -11,6 +11,7 @@ from .cuda_state import AttentionCache, Scratch, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .kernels.accept import accept
 from .kernels.embed import embed_rows, mtp_input
+from .kernels.gdn import gdn_step
 from .kernels.gdn_prepare import GdnCache, gdn_prepare
 from .kernels.gdn_verify import gate_output, gdn_recur
 from .kernels.launch import LENGTH, MTP_LENGTH, Launch, Prefetch
@@ -44,8 +45,12 @@ class StepModel:
         *,
         pdl: bool = False,
         prefetch_bytes: int = 0,
+        fused_gdn: bool = False,
     ) -> None:
-        """pdl: programmatic dependent launch (sm_90). prefetch_bytes: of the next weights, asked of L2 ahead."""
+        """pdl: programmatic dependent launch (sm_90). prefetch_bytes: of the next weights, asked of L2 ahead.
+
+        fused_gdn: a Gated DeltaNet layer in one kernel (gdn.cu) instead of three.
+        """
         self.config = config
         self.weights = weights
         self.state = state
@@ -54,6 +59,7 @@ class StepModel:
         self._plain = Launch(pdl)
         self._pdl = pdl
         self._prefetch_bytes = prefetch_bytes
+        self._fused_gdn = fused_gdn
 
     def step(self, num_drafts: int) -> None:
         """Draft `num_drafts` tokens, verify them with the pending token, accept; the outcome is in scratch.result."""
@@ -172,7 +178,12 @@ class StepModel:
         scratch, eps = self.scratch, self.config.rms_norm_eps
         residual = scratch.residual(rows, layer.in_norm)
         projected = scratch.projected(rows, scratch.qkvz_width)
+        mixed = scratch.mixed(rows, attention=False)
         self.products.store(residual.x, mixer.qkvz, projected, Norm(residual.sumsq, eps))
+        if self._fused_gdn:
+            positions, x, sumsq = self.state.positions, residual.x, residual.sumsq
+            gdn_step(projected, x, sumsq, mixer.small, cache, eps, positions, mixed, overlap=self._pdl)
+            return mixed
         gdn_prepare(
             projected,
             residual.x,
@@ -186,7 +197,6 @@ class StepModel:
         )
         o = scratch.gdn_output[:rows]
         gdn_recur(scratch.gdn_query, cache, self.state.positions, o, launch=self._before(mixer.out))
-        mixed = scratch.mixed(rows, attention=False)
         z = projected[:, self.config.conv_dim :]
         gate_output(o, z, mixer.small.norm, eps, mixed, launch=self._plain)
         return mixed

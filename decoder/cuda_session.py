@@ -16,6 +16,7 @@ from .cuda_weights import CudaWeights, load_cuda_weights
 from .draft_vocabulary import DraftVocabulary
 from .errors import RequestError
 from .graphs import StepGraphs
+from .kernels.gdn import gdn_step_fits
 from .kernels.launch import MAX_ROWS
 from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
@@ -44,6 +45,7 @@ class CudaSession:
         overlap: bool = True,
         prefetch_bytes: int = 0,
         pdl: bool = True,
+        fused_gdn: bool = True,
         prefill_dtype: torch.dtype = torch.bfloat16,
         prefill_fp8: bool = False,
         piece_rows: int = PIECE_ROWS,
@@ -51,6 +53,7 @@ class CudaSession:
         """graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
 
         pdl: let a kernel start while its predecessor ends (sm_90). prefetch_bytes: see StepModel.
+        fused_gdn: a Gated DeltaNet layer in one kernel where it runs (sm_90, its head dimensions); else in three.
         """
         self.config = config
         self.max_context = max_context
@@ -60,8 +63,9 @@ class CudaSession:
         self._scratch = Scratch(config, device)
         pdl = pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._model = StepModel(
-            config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes
-        )
+            config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes,
+            fused_gdn=fused_gdn and gdn_step_fits(config.linear_key_head_dim, config.linear_value_head_dim, device),
+        )  # fmt: skip
         self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
         self._prefill = Prefill(
             config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows, fp8=prefill_fp8

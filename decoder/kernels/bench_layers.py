@@ -181,8 +181,8 @@ def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) 
     if pdl:
         mixers |= {
             "gdn: fused, next at once": form(CTA_COLUMNS, NEXT_STARTS=0),
-            "gdn: fused, 128 registers": form(CTA_COLUMNS, REGISTERS=128),
-            "gdn: fused, next after the wait": form(CTA_COLUMNS, NEXT_STARTS=1),
+            "gdn: fused, 112 registers": form(CTA_COLUMNS, REGISTERS=112),
+            "gdn: fused, next when its rows are here": form(CTA_COLUMNS, NEXT_STARTS=2),
             "gdn: fused, gates before the wait": form(CTA_COLUMNS, GATES_EARLY=1),  # time only: x may be stale
         }
     return mixers

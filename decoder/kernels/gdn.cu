@@ -135,7 +135,9 @@ __device__ __forceinline__ void await_all(u64* barrier) {
 #define WARPS (COLUMNS / 8)
 #define THREADS (WARPS * 32)
 #ifndef REGISTERS
-#define REGISTERS 112              // a thread: then a CTA fits beside one of linear.cu
+// A thread's, so that a CTA fits beside one of linear.cu on sm_90: a quarter of an SM has 16,384; five warps of linear.cu at 64
+// registers a thread leave room for two of these.
+#define REGISTERS 96
 #endif
 #define BATCH (M > 4 ? M : 4)      // rows of k and v that are staged together
 #define KEYS (K / 8)               // of the state, a lane

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..errors import DecoderError
 from .gdn_prepare import GdnCache, GdnWeights, conv_naive, gates_naive
 from .gdn_verify import delta_rule_naive, gated_norm_naive
 from .launch import LENGTH, MAX_ROWS, RING, STATE_LENGTH
@@ -18,8 +19,9 @@ from .linear import X_SCALE
 from .nvrtc import CudaKernel, kernel
 
 SOURCE = Path(__file__).with_name("gdn.cu")
-MAX_KEY_DIM = 128  # a lane convolves four channels of a key head
 CTA_COLUMNS = 64  # of a head's state on sm_90; the CTAs of a head form a cluster
+MAX_KEY_DIM = 128  # a lane convolves four channels of a key head
+MAX_VALUE_DIM = 8 * CTA_COLUMNS  # a cluster has at most eight CTAs
 
 
 def gdn_step_naive(
@@ -67,6 +69,13 @@ def gdn_step_naive(
     out.copy_(gated_norm_naive(o, z, weights.norm, eps).flatten(1))
 
 
+def gdn_step_fits(key_dim: int, value_dim: int, device: torch.device) -> bool:
+    """Whether gdn_step is what a step should use: on a CPU its twin, on a card from sm_90 on (no other has run it)."""
+    if device.type == "cuda" and _arch(device) < 90:
+        return False
+    return key_dim <= MAX_KEY_DIM and value_dim <= MAX_VALUE_DIM
+
+
 class _Arguments(ctypes.Structure):
     """As gdn.cu's."""
 
@@ -101,6 +110,7 @@ def gdn_step(
     if not rows.is_cuda:
         gdn_step_naive(rows, x, sumsq, weights, cache, eps, positions, out)
         return
+    _check_types(rows, x, weights)
     arch = _arch(rows.device)
     columns = CTA_COLUMNS if arch >= 90 else cache.state.shape[2]  # clusters came with sm_90
     made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
@@ -108,6 +118,16 @@ def gdn_step(
     ctas, threads = made["H"] * made["SPLIT"], made["V"] // made["SPLIT"] * 4
     stream = torch.cuda.current_stream(rows.device).cuda_stream
     _kernel(tuple(sorted(made.items())), arch).launch(ctas, threads, arguments, stream, overlap=overlap and arch >= 90)
+
+
+def _check_types(rows: Tensor, x: Tensor, weights: GdnWeights) -> None:
+    expected = torch.float16, torch.float16, torch.bfloat16, torch.bfloat16, torch.bfloat16
+    found = rows.dtype, x.dtype, weights.w_b.dtype, weights.w_a.dtype, weights.norm.dtype
+    if found != expected:
+        raise DecoderError(
+            f"gdn_step: rows, x, w_b, w_a and norm are {found}, expected {expected}",
+            "convert them when they are loaded",
+        )
 
 
 def definitions(
@@ -131,7 +151,7 @@ def definitions(
         "TAPS": taps,
         "STRIDE": stride,
         "GATES_EARLY": 0,
-        "NEXT_STARTS": 2,
+        "NEXT_STARTS": 1,
         "SHARED_BYTES": 4 * floats + 2 * halves + 128,
     }
 

@@ -10,6 +10,7 @@ from .launch import LENGTH, PLAIN, RING, Launch, ask_l2, enter, prefetch_l2
 from .linear import X_SCALE
 
 SCALE = tl.constexpr(X_SCALE)
+ROW_BLOCK = 4  # rows a program
 
 
 def gates_naive(
@@ -37,13 +38,13 @@ def softplus(x):
 
 @triton.jit
 def gate_rows(
-    p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps,
-    ROWS: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr,
+    p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, head, o_row, eps, rows,
+    D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(decay e^g, beta), each fp32 [RP], of one head; x and sumsq as linear.Norm describes them."""
     b = tl.zeros([o_row.shape[0], CHUNK], tl.float32)
     a = tl.zeros([o_row.shape[0], CHUNK], tl.float32)
-    held = (o_row < ROWS)[:, None]
+    held = (o_row < rows)[:, None]
     for first in tl.static_range(0, D, CHUNK):
         o_d = first + tl.arange(0, CHUNK)
         inside = o_d < D
@@ -93,23 +94,26 @@ def unit_rows(x):
     return x * tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def gdn_prepare_kernel(
     p_rows, p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, p_conv, p_raw, p_q, p_k, p_v, p_decay, p_beta,
-    p_positions, p_next, eps, q_scale,
-    ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
+    p_positions, p_next, eps, q_scale, rows,
+    ROW_BLOCK: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
     D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr, H: tl.constexpr, KEY_HEADS: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Programs: the gates of each value head, then query heads, key heads and value heads of the convolution."""
-    program = tl.program_id(0)
-    if program >= 2 * H + 2 * KEY_HEADS:
-        prefetch_l2(p_next, program - 2 * H - 2 * KEY_HEADS, NEXT_SHARE)
+    """Programs of a block of rows: the gates of each value head, then query heads, key heads and value heads of the
+    convolution."""
+    JOBS: tl.constexpr = 2 * H + 2 * KEY_HEADS
+    block = tl.program_id(0) // JOBS
+    program = tl.program_id(0) % JOBS
+    if block * ROW_BLOCK >= rows:
+        prefetch_l2(p_next, tl.program_id(0) - tl.cdiv(rows, ROW_BLOCK) * JOBS, NEXT_SHARE)
         return
     o_k = tl.arange(0, K)
     o_v = tl.arange(0, V)
-    o_row = tl.arange(0, ROW_BLOCK)
-    inside = o_row < ROWS
+    o_row = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+    inside = o_row < rows
     KEYS: tl.constexpr = KEY_HEADS * K
     if PDL and program < H and D % 1024 == 0:  # weights depend on nobody: on their way before the wait
         ask_l2(p_w_b + program * D, 0, D // 64)
@@ -119,22 +123,22 @@ def gdn_prepare_kernel(
     o_slot = (length + o_row) % RING
     if program < H:
         decay, beta = gate_rows(
-            p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, program, o_row, eps, ROWS, D, CHUNK, SUMS_BLOCK
+            p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, program, o_row, eps, rows, D, CHUNK, SUMS_BLOCK
         )
         tl.store(p_decay + o_slot * H + program, decay, mask=inside)
         tl.store(p_beta + o_slot * H + program, beta, mask=inside)
     elif program < H + KEY_HEADS:
         head = program - H
-        q = conv_rows(p_rows, p_raw, p_conv, o_row, head * K + o_k, length, True, ROWS, STRIDE, C, TAPS)
+        q = conv_rows(p_rows, p_raw, p_conv, o_row, head * K + o_k, length, True, rows, STRIDE, C, TAPS)
         o_out = (o_row * KEY_HEADS + head)[:, None] * K + o_k[None, :]
         tl.store(p_q + o_out, unit_rows(q) * q_scale, mask=inside[:, None])
     elif program < H + 2 * KEY_HEADS:
         head = program - H - KEY_HEADS
-        k = conv_rows(p_rows, p_raw, p_conv, o_row, KEYS + head * K + o_k, length, True, ROWS, STRIDE, C, TAPS)
+        k = conv_rows(p_rows, p_raw, p_conv, o_row, KEYS + head * K + o_k, length, True, rows, STRIDE, C, TAPS)
         tl.store(p_k + (o_slot * KEY_HEADS + head)[:, None] * K + o_k[None, :], unit_rows(k), mask=inside[:, None])
     else:
         head = program - H - 2 * KEY_HEADS
-        v = conv_rows(p_rows, p_raw, p_conv, o_row, 2 * KEYS + head * V + o_v, length, True, ROWS, STRIDE, C, TAPS)
+        v = conv_rows(p_rows, p_raw, p_conv, o_row, 2 * KEYS + head * V + o_v, length, True, rows, STRIDE, C, TAPS)
         tl.store(p_v + (o_slot * H + head)[:, None] * V + o_v[None, :], v, mask=inside[:, None])
 
 
@@ -202,10 +206,11 @@ def gdn_prepare(
     heads, key_dim, value_dim = cache.state.shape
     channels, taps = weights.conv.shape
     key_heads = cache.k.shape[1]
-    gdn_prepare_kernel[(2 * heads + 2 * key_heads + launch.extra_programs,)](
+    blocks = triton.cdiv(num_rows, ROW_BLOCK)
+    gdn_prepare_kernel[(blocks * (2 * heads + 2 * key_heads) + launch.extra_programs,)](
         rows, x, sumsq, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias, weights.conv, cache.raw, q, cache.k,
-        cache.v, cache.decay, cache.beta, positions, eps=eps, q_scale=key_dim**-0.5, ROWS=num_rows,
-        ROW_BLOCK=triton.next_power_of_2(num_rows), STRIDE=rows.stride(0), C=channels, TAPS=taps, D=width,
+        cache.v, cache.decay, cache.beta, positions, eps=eps, q_scale=key_dim**-0.5, rows=num_rows,
+        ROW_BLOCK=ROW_BLOCK, STRIDE=rows.stride(0), C=channels, TAPS=taps, D=width,
         CHUNK=min(1024, triton.next_power_of_2(width)), SUMS_BLOCK=triton.next_power_of_2(width // 32), H=heads,
         KEY_HEADS=key_heads, K=key_dim, V=value_dim, num_warps=4, **launch.arguments(rows),
     )  # fmt: skip

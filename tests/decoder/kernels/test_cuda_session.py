@@ -53,6 +53,7 @@ def session(
     graphs: bool = False,
     max_context: int = 600,
     drafted: list[int] | None = None,
+    fused_gdn: bool = True,
 ) -> CudaSession:
     where = torch.device(device, 0) if device == "cuda" else torch.device(device)
     config = ModelConfig.from_directory(path)
@@ -61,7 +62,7 @@ def session(
     products: Products = CudaProducts(weights.linears(), where) if device == "cuda" else PlainProducts()
     return CudaSession(
         config, weights, products, max_context=max_context, device=where, graphs=graphs, piece_rows=piece_rows,
-        prefill_dtype=torch.float32,
+        prefill_dtype=torch.float32, fused_gdn=fused_gdn,
     )  # fmt: skip
 
 
@@ -117,8 +118,10 @@ def test_a_reduced_draft_vocabulary_leaves_the_ids_alone(checkpoint: RandomCheck
     assert running.weights.draft_head.n == 112  # 104 even ids, filled up to whole units of 16 rows
 
 
-def test_bf16_weights_and_small_prefill_pieces(bf16_checkpoint: RandomCheckpoint, device: str) -> None:
-    ids, _ = decode(session(bf16_checkpoint.path, device, piece_rows=4), [3] * STEPS)
+@pytest.mark.parametrize("fused_gdn", [True, False], ids=["one delta net kernel", "three"])
+def test_bf16_weights_and_small_prefill_pieces(fused_gdn: bool, bf16_checkpoint: RandomCheckpoint, device: str) -> None:
+    running = session(bf16_checkpoint.path, device, piece_rows=4, fused_gdn=fused_gdn)
+    ids, _ = decode(running, [3] * STEPS)
     assert worst_gap(bf16_checkpoint, PROMPT, ids) < TIE
 
 

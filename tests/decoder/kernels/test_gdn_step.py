@@ -171,9 +171,12 @@ def test_other_head_layouts(step: Step, shape: tuple[int, int, int, int, int], d
     assert relative_error(cache.state, layer.sequential(2)[1]) < 2e-4
 
 
-def test_state_rings_and_outputs_do_not_depend_on_grouping(step: Step, device: str) -> None:
+@pytest.mark.parametrize("shape", [(2, 1, 16, 16, 96), (1, 1, 128, 128, 640)], ids=["small", "as in the 27B"])
+def test_state_rings_and_outputs_do_not_depend_on_grouping(
+    step: Step, shape: tuple[int, int, int, int, int], device: str
+) -> None:
     torch.manual_seed(3)
-    layer = Layer.random(5, device)
+    layer = Layer.random(5, device, *shape)
     by_ones, ones = drive(step, layer, [(1, 1)] * 5)
     grouped, groups = drive(step, layer, [(9, 3), (4, 1), (2, 1)])
     assert torch.equal(by_ones, grouped)
