@@ -81,9 +81,7 @@ class Connection:
 
     def arrivals(self) -> Arrivals:
         """What comes back for the request just sent, stamped by the kernel where it does that."""
-        if (
-            TCP_QUICKACK is not None
-        ):  # sending ended it; without, a server that waits for our acknowledgement is held up
+        if TCP_QUICKACK is not None:  # having sent, TCP would hold up a server that waits to be acknowledged
             self.socket.setsockopt(IPPROTO_TCP, TCP_QUICKACK, 1)
         return KernelStamped(self.socket) if self._is_stamped else ProcessStamped(self.socket)
 

@@ -5,7 +5,7 @@ after the faults of public serving benchmarks (chunks counted as tokens, prefill
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import median
 from typing import Protocol
 
@@ -36,8 +36,8 @@ def ttft_ms(stream: TimedStream) -> float | None:
 def tpot_ms(stream: TimedStream) -> float | None:
     """Time per output token: (t_last − t_0) / (N − n_0). Unchanged by how the server groups tokens into events.
 
-    n_0 is the tokens of the first event; where events are no steps, of the first burst: a server that flushes every n
-    tokens as n events sends them all at the time of the last.
+    n_0 is the tokens of the first event and of those with the very same stamp; where events are no steps, of the first
+    burst: a server that flushes every n tokens as n events sends them all at the time of the last.
     """
     tokens_after_first = _tokens_after_first(stream)
     if tokens_after_first < 1:
@@ -46,17 +46,18 @@ def tpot_ms(stream: TimedStream) -> float | None:
 
 
 def step_ms(stream: TimedStream) -> float | None:
-    """Time per engine step: (t_last − t_0) / (E − 1); None where an event is not known to be a step."""
-    if not stream.events_are_steps or len(stream.events) < 2:
-        return None
-    return _decode_ms(stream) / (len(stream.events) - 1)
+    """Time per engine step: (t_last − t_0) / (E − e_0), e_0 the events that came with the first, mostly 1.
+
+    None where an event is not known to be a step.
+    """
+    steps = _steps_after_first(stream)
+    return _decode_ms(stream) / steps if steps else None
 
 
 def tokens_per_step(stream: TimedStream) -> float | None:
-    """Mean tokens an engine step: (N − n_0) / (E − 1), so tpot_ms = step_ms / tokens_per_step."""
-    if not stream.events_are_steps or len(stream.events) < 2:
-        return None
-    return _tokens_after_first(stream) / (len(stream.events) - 1)
+    """Mean tokens an engine step: (N − n_0) / (E − e_0), so tpot_ms = step_ms / tokens_per_step."""
+    steps = _steps_after_first(stream)
+    return _tokens_after_first(stream) / steps if steps else None
 
 
 def tokens_per_second(tpot: float) -> float:
@@ -86,13 +87,22 @@ def _decode_ms(stream: TimedStream) -> float:
     return (stream.events[-1].t_ns - stream.events[0].t_ns) / NS_PER_MS
 
 
+def _steps_after_first(stream: TimedStream) -> int:
+    """Steps between the first arrival and the last; 0 where events are not known to be steps."""
+    return len(stream.events) - _first_group_length(stream) if stream.events_are_steps else 0
+
+
 def _tokens_after_first(stream: TimedStream) -> int:
     return sum(event.num_tokens for event in stream.events[_first_group_length(stream) :])
 
 
 def _first_group_length(stream: TimedStream) -> int:
-    """How many events make the first arrival: one, or a whole burst where events are no steps."""
+    """How many events make the first arrival: those of one stamp, or a whole burst where events are no steps.
+
+    Steps never end at the same nanosecond: events of one stamp are some that had come before they could be told apart.
+    """
     if stream.events_are_steps:
-        return 1
+        first_ns = stream.events[0].t_ns if stream.events else 0
+        return sum(1 for _ in takewhile(lambda event: event.t_ns == first_ns, stream.events))
     in_burst = comes_in_a_burst(stream.events)
     return in_burst.index(False) + 1 if False in in_burst else len(stream.events)

@@ -106,7 +106,7 @@ def read_answer(source: Arrivals, sent_ns: int, prompt_tokens: int, limits: Stre
     try:
         first_deadline_ns = sent_ns + round(limits.first_token_limit_s(prompt_tokens) * NS_PER_S)
         _read_to_first_token(source, reading, min(first_deadline_ns, stream_deadline_ns))
-        source.sent_stamp_ns()  # a network card tells it a little after the sending
+        source.tokens_begin()
         limit = f"stalled: no token for {limits.stall_s:g} s"
         _read_on(source, reading, round(limits.stall_s * NS_PER_S), stream_deadline_ns)
     except TimeoutError:

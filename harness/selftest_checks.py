@@ -17,6 +17,7 @@ MAX_TPOT_ERROR = 0.001
 MAX_STAMP_ERROR_MS = 0.3  # of one stamp; what a time per token may be off by beyond MAX_TPOT_ERROR in a short stream
 MAX_TTFT_ERROR_MS = 1.0
 MAX_STEADY_TPOT_ERROR = 0.005
+MAX_OWN_US_PER_STEP = 20.0  # CPU time beyond what merely receiving costs
 GIVE_UP_SLACK_S = 1.0  # a limit of x s must end a stream within x + this
 
 
@@ -45,7 +46,9 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
     errors_ms = sorted(
         (event.t_ns - true.written_ns) / NS_PER_MS for event, true in zip(outcome.events, truth.events, strict=False)
     )
-    bare_ns = played.bare_recv_ns
+    steps = max(1, len(outcome.events))
+    process_us = outcome.process_ns / 1000 / steps
+    bare_us = None if played.bare_recv_ns is None else played.bare_recv_ns / 1000 / max(1, len(truth.events))
     measured, true_tpot = tpot_ms(outcome), truth.tpot_ms
     tpot_error = measured / true_tpot - 1 if measured and true_tpot else None
     p99_ms = percentile(errors_ms, 0.99)
@@ -54,6 +57,11 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         late.append(f"99 % of the stamps are up to {p99_ms:.3f} ms late, the limit is {MAX_STAMP_ERROR_MS} ms")
     if tpot_error is not None and abs(tpot_error) >= MAX_STEADY_TPOT_ERROR:
         late.append(f"the time per token is {tpot_error:+.2%} off, the limit is {MAX_STEADY_TPOT_ERROR:.1%}")
+    if bare_us is not None and process_us - bare_us >= MAX_OWN_US_PER_STEP:
+        late.append(
+            f"a step costs {process_us:.1f} µs of CPU time, {process_us - bare_us:.1f} µs more than receiving it, "
+            f"the limit is {MAX_OWN_US_PER_STEP:g} µs"
+        )
     return TimingRow(
         case=case.name,
         ms_per_token=case.shape.ms_per_token,
@@ -61,10 +69,12 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         events=len(errors_ms),
         median_error_ms=percentile(errors_ms, 0.5),
         p99_error_ms=p99_ms,
+        wake_p99_ms=percentile(sorted(lag_ns / NS_PER_MS for lag_ns in outcome.lags_ns), 0.99),
         server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99),
         tpot_error=tpot_error,
-        process_us_per_step=outcome.process_ns / 1000 / max(1, len(outcome.events)),
-        bare_recv_us_per_step=None if bare_ns is None else bare_ns / 1000 / max(1, len(truth.events)),
+        process_us_per_step=process_us,
+        bare_recv_us_per_step=bare_us,
+        stamped_by=outcome.stamped_by,
         passed=not wrong and not late,
         attempts=attempt,
         mismatches=(*wrong, *late),

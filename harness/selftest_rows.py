@@ -32,7 +32,13 @@ class CaseRow:
 
 @dataclass(frozen=True)
 class TimingRow:
-    """How late the client's stamps are: client's stamp minus the server's, event by event; None where none came."""
+    """How late the client's stamps are: client's stamp minus the server's, event by event; None where none came.
+
+    wake_p99_ms: how much later than the kernel this process had what arrived, which is not in the stamps; None where
+    the process made them itself. process_us_per_step is the CPU time of the client's thread, user and system, from the
+    first read of an answer to its judged outcome, over its events; bare_recv_us_per_step that of a thread that receives
+    the same stream and does nothing else: the kernel's share, and the price of being woken. None at depth.
+    """
 
     case: str
     ms_per_token: float
@@ -40,10 +46,12 @@ class TimingRow:
     events: int
     median_error_ms: float | None
     p99_error_ms: float | None
+    wake_p99_ms: float | None
     server_jitter_p99_ms: float | None
     tpot_error: float | None  # as a fraction of the truth
-    process_us_per_step: float  # CPU time of the client's thread: kernel, reading and parsing
-    bare_recv_us_per_step: float | None  # of a thread that only receives it: the kernel's share; not at depth
+    process_us_per_step: float
+    bare_recv_us_per_step: float | None
+    stamped_by: str | None
     passed: bool
     attempts: int
     mismatches: tuple[str, ...] = ()

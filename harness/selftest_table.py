@@ -20,7 +20,8 @@ def timing_line(row: TimingRow) -> str:
     """One line: the error of this client's stamps at one speed and depth."""
     return (
         f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
-        f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.server_jitter_p99_ms)} "
+        f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.wake_p99_ms)} "
+        f"{_known(row.server_jitter_p99_ms)} "
         f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f} {_known(row.bare_recv_us_per_step, '9.1f')}"
         f"{_tries(row)}"
     ).rstrip()
@@ -32,8 +33,8 @@ CASE_HEADS = (
     f"     {'case':26} {_FIGURES_HEAD} | {_FIGURES_HEAD}",
 )
 TIMING_HEAD = (
-    f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'jitter':>9} {'TPOT off':>9} "
-    f"{'µs/step':>9} {'bare recv':>9}"
+    f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'woken':>9} {'jitter':>9} "
+    f"{'TPOT off':>9} {'µs/step':>9} {'bare recv':>9}"
 )
 
 
@@ -46,8 +47,9 @@ def lines(report: SelftestReport) -> Iterator[str]:
             yield from (f"       {row.says}: {mismatch}" for mismatch in row.mismatches)
     if report.timing:
         yield ""
-        yield "How late this client's stamps are; the server's own jitter (99 %); and what a step costs this process"
-        yield "in CPU time, beside what a thread that only receives the same stream pays:"
+        yield f"How late this client's stamps are ({_stamped_by(report)}); how late this process was"
+        yield "woken and the server wrote (99 %), neither of which is in them; and what a step costs this process in"
+        yield "CPU time, first read to judged outcome, beside what a thread pays that only receives the stream:"
         yield TIMING_HEAD
         for timing in report.timing:
             yield timing_line(timing)
@@ -68,6 +70,13 @@ def _summary(report: SelftestReport) -> str:
             f"`kernarc-gate selftest --case {failed[0].case}`."
         )
     return said
+
+
+def _stamped_by(report: SelftestReport) -> str:
+    by = {timing.stamped_by for timing in report.timing}
+    if by == {"kernel"}:
+        return "the kernel stamps what arrives"
+    return "this process stamps what it has read" if by == {"process"} else "kernel and process stamp by turns"
 
 
 def _figures(figures: Figures) -> str:

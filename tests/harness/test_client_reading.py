@@ -31,6 +31,8 @@ class Pieces:
         kept.append((perf_counter_ns(), (), piece))
         return piece
 
+    def tokens_begin(self) -> None: ...
+
     def sent_stamp_ns(self) -> None:
         return None
 

@@ -81,6 +81,14 @@ def test_a_flush_of_n_events_is_timed_by_its_first_burst(flush: int, bursts: int
     assert tokens_per_step(stream) is None
 
 
+def test_steps_that_were_joined_with_the_first_leave_the_denominators() -> None:
+    """The first three were read together and have the third one's stamp: 20 ms a step of two tokens all the same."""
+    stream = stream_of([40 * MS] * 3 + [60 * MS, 80 * MS, 100 * MS], [2] * 6)
+    assert (tpot_ms(stream), step_ms(stream), tokens_per_step(stream)) == (10.0, 20.0, 2.0)
+    all_at_once = stream_of([40 * MS] * 3, [2] * 3)
+    assert (tpot_ms(all_at_once), step_ms(all_at_once), tokens_per_step(all_at_once)) == (None, None, None)
+
+
 def test_counts_without_ids_count() -> None:
     events = tuple(TokenEvent(t_ns=t * MS, token_ids=(), counted_tokens=2) for t in (0, 10, 20))
     assert tpot_ms(Stream(events)) == 5.0

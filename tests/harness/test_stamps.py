@@ -85,14 +85,17 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield client, server
 
 
+@pytest.mark.parametrize("earlier_events", [0, 1, 10, 19, 40])
 def test_events_that_waited_for_a_late_reader_have_their_own_times(
+    earlier_events: int,
     connected: tuple[socket.socket, socket.socket],
 ) -> None:
     client, server = connected
     source = KernelStamped(client)
-    for _ in range(40):  # until this end no longer answers every segment at once, and so joins none
+    for _ in range(earlier_events):
         server.sendall(b"data: earlier\n\n")
         source.receive([])
+        source.tokens_begin()
     written_ns = []
     for event in EVENTS:
         written_ns.append(perf_counter_ns())
