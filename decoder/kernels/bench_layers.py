@@ -7,6 +7,7 @@ the products alone), and of the mixer's kernels in a chain without products.
 """
 
 import argparse
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -17,7 +18,7 @@ from .gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from .gdn_verify import gate_output, gdn_recur
 from .launch import Launch, Prefetch
 from .linear import X_SCALE, Norm, Residual
-from .nvrtc import kernel
+from .nvrtc import CudaKernel, compile_cubin, kernel
 from .packing import PackedLinear, pack_fp8
 from .products import CudaProducts
 from .rope_qk import rope_qk, rope_tables
@@ -142,6 +143,32 @@ def _gdn_layers(layers: int) -> tuple[list[GdnWeights], list[GdnCache]]:
     return weights, caches
 
 
+_EMPTY = """extern "C" __global__ void empty(const __grid_constant__ int unused) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}"""
+
+
+class _Nothing(ctypes.Structure):
+    _fields_ = [("unused", ctypes.c_int)]
+
+
+def empty_mixers() -> dict[str, Mixer]:
+    """What the boundaries alone cost: one, two and three kernels in a row that only wait for the one before."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        return {}
+    binary = CudaKernel.load(compile_cubin(_EMPTY, 90, {}), "empty", 0)
+
+    def form(count: int) -> Mixer:
+        def mix(layer: int) -> None:
+            for _ in range(count):
+                binary.launch(96, 256, _Nothing(), torch.cuda.current_stream().cuda_stream, overlap=True)
+
+        return mix
+
+    return {f"{count} empty kernels": form(count) for count in (1, 2, 3)}
+
+
 def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) -> dict[str, Mixer]:
     """The three kernels, the fused one, and forms of it."""
     rows = bench.rows
@@ -258,7 +285,7 @@ def main() -> None:
         if "gdn" in options.parts:
             print("\n".join(check_gdn(rows)), flush=True)
             bench = Bench.make(rows, options.layers, CHANNELS + 6144)
-            bench.report(gdn_mixers(bench, *_gdn_layers(options.layers)))
+            bench.report(empty_mixers() | gdn_mixers(bench, *_gdn_layers(options.layers)))
         if "attention" in options.parts:
             bench = Bench.make(rows, options.layers, 14336)
             for length in map(int, options.lengths.split(",")):
