@@ -10,10 +10,11 @@ from kernarc.decoder.generate import Decoder
 from kernarc.decoder.training import unloop
 from kernarc.decoder.training.card import read_facts
 from kernarc.decoder.training.losses import unlikelihood
+from kernarc.decoder.training.model import TrainingModel
 from kernarc.decoder.training.shape import SMOKE
 from kernarc.decoder.training.streams import Streams
 from kernarc.decoder.training.trainer import Budget, Plan, Trainer
-from kernarc.decoder.training.unloop import Unlooper, UnloopPlan
+from kernarc.decoder.training.unloop import Unlooper, UnloopPlan, move_back
 from safetensors.torch import load_file
 
 
@@ -54,6 +55,17 @@ def test_a_step_learns_text_and_drafts_and_reports(tmp_path: Path) -> None:
     assert same == []
     assert (tmp_path / "model.safetensors").is_file()
     assert 0.0 <= trainer.history[-1]["held_out_loops_at_128"] <= 1.0
+
+
+def test_a_share_of_the_change_is_kept() -> None:
+    model = TrainingModel(SMOKE)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    move_back(model, before, 0.75)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, before[name] + 0.75, atol=1e-5), name
 
 
 def test_the_command_mends_a_copy(trained: Path, corpus_folder: Path, tmp_path: Path) -> None:
