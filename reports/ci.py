@@ -88,9 +88,9 @@ def markdown(outcome: GateOutcome) -> str:
 
 
 def _estimator_words(outcome: GateOutcome) -> str:
-    return (
-        "; which engine was started first is taken out (crossover)" if outcome.estimator is Estimator.CROSSOVER else ""
-    )
+    if outcome.estimator is Estimator.CROSSOVER:
+        return "; which engine was started first is taken out (crossover)"
+    return "; which engine was started first is not taken out (it takes 4 launches that we start, in both orders)"
 
 
 def depth_table(outcome: GateOutcome) -> list[str]:
