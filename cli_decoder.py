@@ -236,6 +236,13 @@ def draft_vocab(model_dir: Path, run_dirs: tuple[Path, ...], size: int, out: Pat
         )
 
 
+def cpu_path() -> tuple[bool, str]:
+    """(whether the decoder runs as C++ on this CPU, which path and why), for `doctor`."""
+    from .decoder.native.library import describe_path
+
+    return describe_path()
+
+
 def _print_written(out: Path, n_bytes: int, seconds: float, as_json: bool) -> None:
     if as_json:
         _print_json({"path": str(out), "bytes": n_bytes, "seconds": round(seconds, 3)})

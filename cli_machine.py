@@ -108,9 +108,13 @@ def _checked(engine: str) -> dict[str, Any]:
 @JSON_FLAG
 def doctor(model: Path | None, as_json: bool) -> None:
     """What this machine can and cannot do, and the next step for each."""
-    from .harness.doctor import State, examine
+    from .cli_decoder import cpu_path
+    from .harness.doctor import Finding, State, examine
 
     findings = list(examine(model))
+    is_native, path = cpu_path()
+    step = "" if is_native else "install g++, and leave KERNARC_CPU_PATH unset"
+    findings.append(Finding("decoder on the CPU", State.FINE if is_native else State.NOTE, path, step))
     if as_json:
         rows = [{"name": f.name, "state": f.state, "detail": f.detail, "next_step": f.next_step} for f in findings]
         click.echo(json.dumps({"findings": rows}))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import DecoderError
 
-SOURCES = ("engine.cpp", "api.cpp", "measure.cpp")
+SOURCES = ("api.cpp", "buffers.cpp", "engine.cpp", "layers.cpp", "measure.cpp", "micro.cpp", "mtp.cpp")
 # march=native: the library never leaves the machine (its name holds the CPU's flags). No contraction: every fused
 # multiply-add is written out, so that a row's arithmetic is the same in every specialisation. No -ffast-math: sums keep
 # their order, NaN stays NaN.
@@ -54,6 +54,11 @@ def find_compiler() -> list[str]:
         if shutil.which(name):
             return [name]
     raise NativeUnavailableError("there is no C++ compiler on PATH", "install g++ for a faster CPU path")
+
+
+def compiler_version() -> str:
+    """The compiler's first line about itself. Raises NativeUnavailableError."""
+    return _output([*find_compiler(), "--version"]).partition("\n")[0]
 
 
 def _compile(compiler: list[str], sources: list[str], path: Path) -> None:

@@ -85,6 +85,7 @@ class Engine {
 
   void embed(int64_t id, float* out) const;
   void fc_embedding(int64_t id, float* scratch, float* out) const;
+  void allocate(int proj_width, int kv_width);
   void fill_tables();
   void project_first(const int64_t* ids, int first, int rows);
   void project(const Layer& layer, int first, int rows);
@@ -99,5 +100,9 @@ class Engine {
   void mtp_keys(const int64_t* tokens, const float* hidden_rows, long stride, int first, int rows, int64_t start);
   void mtp_finish(int row, int64_t position);
   void commit(int kept);
+  // Logits of `count` rows.
+  void score(const Matrix& head, const float* rows, long stride, int count) {
+    linear(head, rows, stride, count, logits.row(0), logits.stride);
+  }
   void push_window(const Layer& layer, const float* inputs, long stride, int rows);
 };

@@ -8,7 +8,7 @@ import logging
 import os
 from pathlib import Path
 
-from .build import NativeUnavailableError, library_path
+from .build import NativeUnavailableError, compiler_version, library_path
 from .layout import LayerView, MatrixView, ModelView
 
 log = logging.getLogger("kernarc.decoder")
@@ -59,6 +59,17 @@ def open_library(path: Path) -> ctypes.CDLL:
     expected = [ctypes.sizeof(view) for view in (MatrixView, LayerView, ModelView)]
     assert list(sizes) == expected, f"structures of model.h and layout.py differ: {list(sizes)}, {expected}"
     return library
+
+
+def describe_path() -> tuple[bool, str]:
+    """(whether the C++ path is taken on this CPU, which one and why), compiling it where that is still to be done."""
+    if os.environ.get(PATH_VARIABLE) == "plain":
+        return False, f"plain PyTorch, because {PATH_VARIABLE} is plain"
+    try:
+        load_library()
+    except NativeUnavailableError as error:
+        return False, f"plain PyTorch, several times slower: {error.message}"
+    return True, f"C++, compiled by {compiler_version()}"
 
 
 def native_library(wanted: bool | None) -> ctypes.CDLL | None:

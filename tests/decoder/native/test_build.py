@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from kernarc.cli import cli
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.native import build, library
 from kernarc.decoder.native.build import NativeUnavailableError, library_path
@@ -118,6 +121,25 @@ def test_the_path_can_be_chosen(base_checkpoint: RandomCheckpoint, monkeypatch: 
     with pytest.raises(NativeUnavailableError, match="KERNARC_CPU_PATH is 'fast', expected native, plain or nothing"):
         Decoder.load(base_checkpoint.path, device="cpu")
     assert native_library(False) is None
+
+
+def test_doctor_says_which_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_compiler()
+    monkeypatch.delenv(library.PATH_VARIABLE, raising=False)
+
+    def finding() -> dict[str, str]:
+        result = CliRunner().invoke(cli, ["doctor", "--json"])
+        return next(row for row in json.loads(result.stdout)["findings"] if row["name"] == "decoder on the CPU")
+
+    assert finding()["state"] == "fine"
+    assert finding()["detail"].startswith("C++, compiled by ")
+    monkeypatch.setenv(library.PATH_VARIABLE, "plain")
+    assert finding()["detail"] == "plain PyTorch, because KERNARC_CPU_PATH is plain"
+    monkeypatch.delenv(library.PATH_VARIABLE)
+    monkeypatch.setattr(library, "load_library", build.library_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert finding()["detail"].startswith("plain PyTorch, several times slower: CXX names 'no-such-compiler'")
+    assert finding()["next_step"]
 
 
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

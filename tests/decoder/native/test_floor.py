@@ -1,0 +1,53 @@
+"""Floors are counted from shapes; the counts are those of the checkpoint's own tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from click.testing import CliRunner
+from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.native.floor import Work, draft_work, main, prefill_adds, target_weights, verify_work
+
+from ..checkpoints import RandomCheckpoint, tensor_shapes
+from ..conftest import require_compiler
+
+
+def matrices(checkpoint: RandomCheckpoint, prefix: str) -> int:
+    """Weights of every matrix below `prefix`, by transformers' own shapes."""
+    shapes = tensor_shapes(checkpoint.config).items()
+    return sum(math.prod(shape) for name, shape in shapes if name.startswith(prefix) and len(shape) == 2)
+
+
+def test_weights_are_those_of_the_checkpoint(checkpoint: RandomCheckpoint) -> None:
+    config = ModelConfig.from_dict(checkpoint.config)
+    assert target_weights(config, by_token=False) == matrices(checkpoint, "model.layers.")
+    head = config.vocab_size * config.hidden_size
+    mtp = matrices(checkpoint, "mtp.") - config.hidden_size**2  # fc's other half comes from a table
+    assert draft_work(config, depth=0) == Work(mtp + head, 2 * (mtp + head))
+
+
+def test_a_token_more_reads_its_keys_and_values(base_checkpoint: RandomCheckpoint) -> None:
+    config = ModelConfig.from_dict(base_checkpoint.config)
+    near, far = verify_work(config, rows=4, depth=10), verify_work(config, rows=4, depth=110)
+    assert far.read_bytes - near.read_bytes == 100 * 2 * 2 * 16 * 4  # two kv heads of 16, keys and values, fp32
+    assert far.multiply_adds - near.multiply_adds == 100 * 4 * 4 * 16 * 2  # four rows of four heads
+
+
+def test_the_floor_is_the_larger_quotient() -> None:
+    assert Work(5e9, 1e9).floor_ms(gflops=10, gbytes_per_s=10) == 1000
+    assert Work(5e8, 1e10).floor_ms(gflops=10, gbytes_per_s=10) == 1000
+
+
+def test_attention_of_a_prompt_counts_pairs(base_checkpoint: RandomCheckpoint) -> None:
+    config = ModelConfig.from_dict(base_checkpoint.config)
+    pairs = sum(position + 1 for position in range(50))
+    assert prefill_adds(config, 50)["attention"] == pairs * 4 * 16 * 2
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_command_line(base_checkpoint: RandomCheckpoint, threads: str) -> None:
+    require_compiler()
+    result = CliRunner().invoke(main, [str(base_checkpoint.path), "--depths", "5,33", "--threads", threads])
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.output.splitlines()[2:]] == ["5:", "prefill", "33:", "prefill"]
