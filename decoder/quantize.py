@@ -44,7 +44,8 @@ def block_scales(weight: torch.Tensor) -> torch.Tensor:
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight.abs(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
     blocks = padded.view(-(-rows // FP8_BLOCK), FP8_BLOCK, -1, FP8_BLOCK)  # [⌈N/128⌉, 128, ⌈K/128⌉, 128]
-    exact = (blocks.amax((1, 3)) / E4M3_MAX).clamp(min=SMALLEST_SCALE)
+    largest = blocks.new_tensor(E4M3_MAX)  # a tensor: by a Python number a GPU multiplies with the rounded reciprocal
+    exact = (blocks.amax((1, 3)) / largest).clamp(min=SMALLEST_SCALE)
     nearest = exact.bfloat16()
     next_up = (nearest.view(torch.int16) + 1).view(torch.bfloat16)
     scales = torch.where(nearest.float() < exact, next_up, nearest)

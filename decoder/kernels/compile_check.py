@@ -71,6 +71,8 @@ class Call:
                 attributes[(index,)] = [["tt.divisibility", 16]]
             else:
                 signature[name] = "fp32" if isinstance(value, float) else "i32"
+                if isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize:
+                    attributes[(index,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, attributes)
         return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
