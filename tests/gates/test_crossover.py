@@ -112,6 +112,13 @@ def test_reach_by_hand() -> None:
     assert math.isnan(LaunchDesign.plain(1).reach(0.95, 1))
 
 
+@pytest.mark.parametrize(("launches", "wider"), [(5, 1.38), (8, 1.07), (12, 1.03)])
+def test_what_taking_it_out_costs_where_there_is_none(launches: int, wider: float) -> None:
+    of_a_look = 1 - 0.05 / 3
+    ratio = LaunchDesign.alternating(launches).reach(of_a_look, 4) / LaunchDesign.plain(launches).reach(of_a_look, 4)
+    assert ratio == pytest.approx(wider, abs=0.005)
+
+
 def test_orders_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="4 start orders for 5 launches"):
         LaunchDesign.of([True, False, True, False], 5)
