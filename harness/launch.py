@@ -228,6 +228,7 @@ def _stream_record(
         is_warmup=request.is_warmup,
         max_tokens=measurement.max_tokens,
         sent_ns=outcome.sent_ns,
+        stamped_by=outcome.stamped_by,
         connect_ns=outcome.connect_ns,
         ended_ns=outcome.ended_ns,
         wall_utc=outcome.wall_utc,

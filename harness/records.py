@@ -20,7 +20,8 @@ class Record(BaseModel):
 class TokenEvent(Record):
     """One streamed event that carried tokens.
 
-    t_ns: time.perf_counter_ns() when the bytes that completed the event arrived, before parsing.
+    t_ns: time.perf_counter_ns() when the bytes that completed the event arrived, before parsing, by the kernel's stamp
+    of their segment or, where there is none, by the process's clock right after the read.
     token_ids: the ids it carried; empty where the server sends none. text: its text, "" where the server sends none.
     counted_tokens: where there are no ids, how many tokens it carried by the server's own exact count, at least one.
     """
@@ -65,7 +66,8 @@ class StreamRecord(Record):
     prompt_ids_sha256: str
     is_warmup: bool = False
     max_tokens: int
-    sent_ns: int  # perf_counter_ns when the request's last byte was handed to the socket
+    sent_ns: int  # perf_counter_ns when the request's last byte left, by the same clock as the events
+    stamped_by: str | None = None  # kernel or process; None in records from before there was a choice
     connect_ns: int  # time to connect before that, 0 on a kept connection
     ended_ns: int  # when the stream closed or was given up
     wall_utc: str  # ISO 8601, when it was sent
