@@ -3,6 +3,7 @@
 import struct
 import sys
 from collections.abc import Sequence
+from errno import EINVAL, EOPNOTSUPP, EPERM
 from functools import cache
 from platform import machine
 from socket import AF_INET, CMSG_SPACE, MSG_DONTWAIT, SO_SNDTIMEO, SOCK_DGRAM, SOL_SOCKET
@@ -16,6 +17,7 @@ _MSG_ERRQUEUE = 0x2000
 _TX_SOFTWARE = struct.pack("=I", 1 << 1)  # SOF_TIMESTAMPING_TX_SOFTWARE: stamp the last byte as it is handed over
 _TIMESPEC = struct.Struct("=qq")
 _STAMPING_MACHINES = ("x86_64", "aarch64", "riscv64")  # of those that use asm-generic's numbers and 64-bit times
+_STAMP_REFUSALS = (EINVAL, EOPNOTSUPP, EPERM)
 _ERROR_BYTES = 256  # a stamp in the error queue comes with more than itself
 STAMP_BYTES = CMSG_SPACE(_TIMESPEC.size)
 
@@ -60,6 +62,10 @@ def send_stamped(connection: Socket, data: bytes | memoryview, timeout_s: float)
         return connection.sendmsg([data], [(SOL_SOCKET, _SO_TIMESTAMPING, _TX_SOFTWARE)])
     except BlockingIOError:
         raise TimeoutError(f"nothing was taken for {timeout_s:g} s") from None
+    except OSError as error:
+        if error.errno not in _STAMP_REFUSALS:
+            raise
+        return connection.send(data)  # an emulated kernel, which stamps no sending
 
 
 def sent_stamp_ns(connection: Socket) -> int | None:

@@ -1,5 +1,6 @@
 """When bytes came: by the kernel's stamps event by event, by the process's clock where those do not hold."""
 
+import errno
 import socket
 import struct
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from socket import SOL_SOCKET
 from time import perf_counter_ns
+from typing import ClassVar, cast
 
 import pytest
 from hypothesis import given
@@ -132,6 +134,25 @@ def test_the_request_left_between_its_sending_and_its_arrival(connected: tuple[s
     assert left_ns is not None
     assert before_ns - MAX_DOUBT_NS <= left_ns - offset_ns <= arrived_ns + MAX_DOUBT_NS
     assert sent_stamp_ns(client) is None  # a queue that is not empty would wake every later wait
+
+
+def test_a_kernel_that_stamps_no_sending_sends_all_the_same() -> None:
+    class Emulated:
+        """A socket that knows no such control message."""
+
+        sent: ClassVar[list[bytes]] = []
+
+        def settimeout(self, seconds: float | None) -> None: ...
+        def setsockopt(self, *_: object) -> None: ...
+        def sendmsg(self, *_: object) -> int:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        def send(self, data: bytes) -> int:
+            self.sent.append(data)
+            return len(data)
+
+    assert send_stamped(cast("socket.socket", Emulated()), b"request", 1.0) == 7
+    assert Emulated.sent == [b"request"]
 
 
 @pytest.mark.parametrize("kind", [KernelStamped, ProcessStamped])
