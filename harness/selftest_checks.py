@@ -151,7 +151,11 @@ def _void_mismatches(case: Case, played: Played) -> Iterator[str]:
         yield "an earlier request is void, only the last is"
     if not case.refusals and len(played.truths) > case.requests:
         yield f"the server saw {len(played.truths)} requests, {case.requests} were sent: one was sent twice"
-    limit_s = case.stall_limit_s if case.shape.breaks in (Break.STALL, Break.PINGS) else case.stream_limit_s
+    limit_s = (
+        case.stall_limit_s
+        if case.shape.breaks in (Break.STALL, Break.PINGS, Break.EMPTY_EVENTS, Break.DRIP)
+        else case.stream_limit_s
+    )
     took_s = (outcome.ended_ns - outcome.sent_ns) / 1e9
     if took_s > limit_s + GIVE_UP_SLACK_S:
         yield f"given up after {took_s:.2f} s, the limit is {limit_s:g} s"

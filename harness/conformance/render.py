@@ -9,7 +9,7 @@ from .shape import Break, Framing, Shape, UsageAt, Words
 
 _UNICODE_WORDS = (" é", " 日本", " 🙂", " ñandú")
 _PROTOCOL_WORDS = ("data: [DONE]\n\n", '"token_ids":[7]', "\r\n0\r\n\r\n", ': "error"}')
-_OPEN_ENDS = (Break.CLOSE, Break.RESET, Break.STALL, Break.PINGS, Break.EMPTY_EVENTS)
+_OPEN_ENDS = (Break.CLOSE, Break.RESET, Break.STALL, Break.PINGS, Break.EMPTY_EVENTS, Break.DRIP)
 PINGS = 100
 PING_MS = 50
 Json = dict[str, object]
@@ -139,6 +139,11 @@ class _Answer:
             for ping in range(1, PINGS):
                 yield self._event(due_ms + ping * PING_MS, self._object(self._choice({}, "", None)))
 
+        elif self._shape.breaks is Break.DRIP:
+            whole = self._event(due_ms, self._tokens_object(self._tokens, 1, " slow", is_last=False)).data
+            for byte in range(min(PINGS, whole.index(b'"text"'))):
+                yield Write(due_ms + (byte + 1) * PING_MS, whole[byte : byte + 1])
+
     def _tokens_object(self, at: int, size: int, text: str, is_last: bool) -> Json:
         shape = self._shape
         says_finish = is_last and not shape.ending_ms
@@ -183,5 +188,7 @@ class _Answer:
     def _event(self, due_ms: float, value: Json | str, tokens: int = 0) -> Write:
         data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         end = self._shape.line_end
+        if self._shape.splits_data:
+            data = data.replace(',"object"', f',{end}data: "object"').replace(',"choices"', f',{end}data:"choices"')
         comment = f": keep-alive{end}{end}" if self._shape.comments else ""
         return Write(due_ms, f"{comment}data: {data}{end}{end}".encode(), tokens)

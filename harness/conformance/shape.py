@@ -41,6 +41,7 @@ class Break(StrEnum):
     STALL = "silence"
     PINGS = "comment lines, but no more tokens"
     EMPTY_EVENTS = "events without tokens, and no more tokens"
+    DRIP = "the next event byte by byte, and never its end"
     CLOSE = "the connection closes"
     RESET = "the connection is reset"
     HALF_EVENT = "the body ends inside an event"
@@ -93,6 +94,7 @@ class Shape:
     stays_open_after_done: bool = False
     line_end: str = "\n"
     comments: bool = False
+    splits_data: bool = False  # the JSON of an event over several data lines
     cut: Cut = Cut.WHOLE
     framing: Framing = Framing.CHUNKED
     has_chunk_extras: bool = False  # chunk extensions, and a trailer after the last chunk

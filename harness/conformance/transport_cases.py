@@ -36,6 +36,14 @@ BROKEN = (
         void="stalled",
     ),
     Case(
+        "stall-with-drip",
+        "one event, then the next byte by byte, never whole",
+        Shape(break_after=1, breaks=Break.DRIP),
+        threads="vllm#51030",
+        stall_limit_s=0.4,
+        void="stalled",
+    ),
+    Case(
         "no-first-token",
         "the first token comes after the limit",
         Shape(first_token_ms=5000.0),
@@ -94,6 +102,7 @@ WIRE = (
     Case("single-bytes", "one byte a write", Shape(tokens=24, ms_per_token=20.0, cut=Cut.BYTES)),
     Case("crlf", "lines end in CRLF", Shape(line_end="\r\n"), threads="(read in code)"),
     Case("cr", "lines end in CR", Shape(line_end="\r")),
+    Case("data-lines", "the JSON of an event over several data lines", Shape(splits_data=True)),
     Case("comments", "a comment line before every event", Shape(comments=True), threads="(read in code)"),
     Case("protocol-text", "texts that look like the protocol: [DONE], ids, chunk ends", Shape(words=Words.PROTOCOL)),
     Case("chunk-extras", "chunk extensions and a trailer", Shape(has_chunk_extras=True)),

@@ -147,6 +147,16 @@ def test_a_timing_row_reports_the_error_that_was_made(error_ns: int, passes: boo
     assert row.passed is passes
 
 
+@pytest.mark.parametrize(("own_us", "passes"), [(19.9, True), (20.1, False)])
+def test_a_timing_row_fails_where_a_step_costs_too_much_beyond_receiving_it(own_us: float, passes: bool) -> None:
+    played = ideal("steady-1ms")
+    steps = len(played.truths[-1].events)
+    costly = spoilt(played, lambda outcome: replace(outcome, process_ns=round((10 + own_us) * 1000 * steps)))
+    row = timing_row(CASES["steady-1ms"], replace(costly, bare_recv_ns=10_000 * steps), 1)
+    assert row.passed is passes
+    assert row.bare_recv_us_per_step == 10.0
+
+
 def test_a_timing_row_without_a_stream_fails() -> None:
     played = ideal("steady-1ms")
     row = timing_row(CASES["steady-1ms"], spoilt(played, lambda o: replace(is_void(o), events=())), 1)
