@@ -25,6 +25,14 @@ API void kernarc_bind(Engine* engine, int index, float* first, float* second, in
   layer.capacity = capacity;
 }
 
+// Whether drafts are faster from halves here, and where the MTP layer's halves lie.
+API int kernarc_reads_halves() { return READS_HALVES; }
+
+API void kernarc_bind_halves(Engine* engine, uint16_t* keys, uint16_t* values) {
+  engine->mtp_layer.half_keys = keys;
+  engine->mtp_layer.half_values = values;
+}
+
 API void kernarc_reset(Engine* engine) { engine->reset(); }
 
 API void kernarc_prefill(Engine* engine, const int64_t* ids, int rows, int64_t start, int following) {

@@ -18,9 +18,11 @@ struct AttentionScratch {
   float* peak;    // [queries], running maximum
 };
 
-static inline void write_key(float* keys, long position, int dim, const float* key) {
-  float* to = keys + position / KEY_BLOCK * KEY_BLOCK * dim + position % KEY_BLOCK;
-  for (int d = 0; d < dim; ++d) to[d * KEY_BLOCK] = key[d];
+// Dimensions first ... of the key at `position`.
+template <class T>
+static inline void write_key(T* keys, long position, int dim, const T* part, int first, int count) {
+  T* to = keys + position / KEY_BLOCK * KEY_BLOCK * dim + position % KEY_BLOCK + first * KEY_BLOCK;
+  for (int d = 0; d < count; ++d) to[d * KEY_BLOCK] = part[d];
 }
 
 // The largest of a row's 64 scores; those from `seen` on become -inf.
@@ -63,8 +65,9 @@ static inline void softmax_block(float* scores, int rows, const long* seen, floa
 }
 
 // scratch.query [queries, dim] (scaled by log2 e too, `group` rows a position from `start` on) -> scratch.mixed.
-static inline void attend(const AttentionScratch& s, int queries, int group, long start, const float* keys,
-                          const float* values, int dim, int dim16) {
+template <class T>
+static inline void attend(const AttentionScratch& s, int queries, int group, long start, const T* keys, const T* values,
+                          int dim, int dim16) {
   alignas(64) float scores[TOGETHER * KEY_BLOCK];
   for (int i = 0; i < queries; ++i) {
     s.peak[i] = -std::numeric_limits<float>::infinity();
@@ -73,7 +76,7 @@ static inline void attend(const AttentionScratch& s, int queries, int group, lon
   }
   const long last = start + (queries - 1) / group;
   for (long first = 0; first <= last; first += KEY_BLOCK) {
-    const float *key_block = keys + first * dim, *value_block = values + first * dim16;
+    const T *key_block = keys + first * dim, *value_block = values + first * dim16;
     for_strips<TOGETHER>(queries, [&](int begin, int rows) {
       long seen[TOGETHER];
       for (int r = 0; r < rows; ++r) seen[r] = start + (begin + r) / group - first + 1;
@@ -82,14 +85,14 @@ static inline void attend(const AttentionScratch& s, int queries, int group, lon
       const float* query = s.query + static_cast<long>(begin) * dim;
       float* mixed = s.mixed + static_cast<long>(begin) * dim16;
       for_strips<STRIP>(rows, [&](int r, int size) {
-        fp32_micro(size, GROUP_BLOCKS)(query + r * dim, dim, key_block, KEY_BLOCK, dim, scores + r * KEY_BLOCK, KEY_BLOCK,
+        micro_for(keys, size, GROUP_BLOCKS)(query + r * dim, dim, key_block, KEY_BLOCK, dim, scores + r * KEY_BLOCK, KEY_BLOCK,
                                        false);
       });
       softmax_block(scores, rows, seen, s.peak + begin, s.mass + begin * LANES, mixed, dim16);
       const int used = visible < KEY_BLOCK ? static_cast<int>(visible) : KEY_BLOCK;
       for_strips<STRIP>(rows, [&](int r, int size) {
         for (int c = 0; c < dim16; c += GROUP)
-          fp32_micro(size, (dim16 - c < GROUP ? dim16 - c : GROUP) / LANES)(
+          micro_for(keys, size, (dim16 - c < GROUP ? dim16 - c : GROUP) / LANES)(
               scores + r * KEY_BLOCK, KEY_BLOCK, value_block + c, dim16, used, mixed + r * dim16 + c, dim16, true);
       });
     });

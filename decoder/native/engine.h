@@ -90,6 +90,7 @@ class Engine {
   void project_first(const int64_t* ids, int first, int rows);
   void project(const Layer& layer, int first, int rows);
   void store_keys(const Layer& layer, int first, int rows, int64_t start);
+  void store_half_row(const Layer& layer, int kv_head, int64_t position, const float* key, const float* value);
   void turn_queries(int first, int rows, const float* norm, int64_t start);
   void attend_rows(const Layer& layer, Member& own, int kv_head, int first, int rows, int64_t start);
   void gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows);

@@ -18,6 +18,7 @@ from .library import load_library
 GDN_CHUNK = 32  # CHUNK of delta_rule.h
 WEIGHT_BYTES = 2  # bf16, as checkpoints store them
 STATE_BYTES = 4
+DRAFT_CACHE_BYTES = 2  # drafts read halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def draft_work(config: ModelConfig, depth: int) -> Work:
     weights = sum(mixer_weights(config, FULL_ATTENTION)) + 3 * hidden * config.intermediate_size
     weights += hidden * hidden + hidden * config.vocab_size
     keys = 2 * config.num_key_value_heads * config.head_dim * depth
-    return Work(weights + attention_adds(config, depth), weights * WEIGHT_BYTES + keys * STATE_BYTES)
+    return Work(weights + attention_adds(config, depth), weights * WEIGHT_BYTES + keys * DRAFT_CACHE_BYTES)
 
 
 def prefill_adds(config: ModelConfig, depth: int) -> dict[str, float]:

@@ -19,12 +19,16 @@ struct Matrix {
 };
 
 // c [rows, blocks * 16] (+)= x [rows, k] * w [k, blocks * 16]: (x, its stride, w, its stride between consecutive k, k, c,
-// its stride, whether to add); strides in elements of 32 bits.
+// its stride, whether to add); strides in elements, those of bf16 pairs.
 typedef void (*Micro)(const float*, long, const void*, long, int, float*, long, bool);
 
-extern const Micro MICRO[2][STRIP][GROUP_BLOCKS];  // [is_bf16][rows - 1][blocks - 1], micro.cpp
+// What w holds: fp32 [k][outputs], bf16 [k / 2][outputs][2] or IEEE halves [k][outputs].
+enum Kind { FP32, BF16, HALF };
+extern const Micro MICRO[3][STRIP][GROUP_BLOCKS];  // [kind][rows - 1][blocks - 1], micro.cpp
 
-static inline Micro fp32_micro(int rows, int blocks) { return MICRO[0][rows - 1][blocks - 1]; }
+static inline Micro fp32_micro(int rows, int blocks) { return MICRO[FP32][rows - 1][blocks - 1]; }
+static inline Micro micro_for(const float*, int rows, int blocks) { return MICRO[FP32][rows - 1][blocks - 1]; }
+static inline Micro micro_for(const uint16_t*, int rows, int blocks) { return MICRO[HALF][rows - 1][blocks - 1]; }
 
 static inline long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 

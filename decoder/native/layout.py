@@ -42,6 +42,8 @@ class LayerView(ctypes.Structure):
         ("negative_rate", _float_p),
         ("dt_bias", _float_p),
         ("out_norm", _float_p),
+        ("half_keys", ctypes.c_void_p),
+        ("half_values", ctypes.c_void_p),
         ("first", _float_p),
         ("second", _float_p),
         ("capacity", ctypes.c_int64),

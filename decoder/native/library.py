@@ -20,6 +20,8 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "create": ([_POINTER], _POINTER),
     "destroy": ([_POINTER], None),
     "bind": ([_POINTER, _INT, _POINTER, _POINTER, _LONG], None),
+    "reads_halves": ([], _INT),
+    "bind_halves": ([_POINTER, _POINTER, _POINTER], None),
     "reset": ([_POINTER], None),
     "prefill": ([_POINTER, _POINTER, _INT, _LONG, _INT], None),
     "first_token": ([_POINTER, _INT], _LONG),

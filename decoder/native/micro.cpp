@@ -1,8 +1,8 @@
 // The product of a few rows with one group of a packed matrix, once for every size, so that all sums stay in registers.
 #include "gemm.h"
 
-// c [R, NB * 16] (+)= x [R, k] * w [k, NB * 16]; strides in elements (of 32 bits), w_stride between consecutive k.
-template <int R, int NB, bool BF16>
+// c [R, NB * 16] (+)= x [R, k] * w [k, NB * 16]; w_stride between consecutive k (or pairs of k, in bf16).
+template <int R, int NB, Kind KIND>
 static void micro(const float* x, long ldx, const void* w, long w_stride, int k, float* c, long ldc, bool add) {
   F16 acc[R][NB];
 #pragma GCC unroll 6
@@ -18,7 +18,7 @@ static void micro(const float* x, long ldx, const void* w, long w_stride, int k,
     }
   };
   F16 wide[NB];
-  if constexpr (BF16) {
+  if constexpr (KIND == BF16) {
     const uint32_t* p = static_cast<const uint32_t*>(w);
     for (int i = 0; i < k; i += 2, p += w_stride) {
 #pragma GCC unroll 4
@@ -27,6 +27,13 @@ static void micro(const float* x, long ldx, const void* w, long w_stride, int k,
 #pragma GCC unroll 4
       for (int b = 0; b < NB; ++b) wide[b] = as_floats(load_bits(p + b * LANES) & 0xffff0000u);
       step(wide, i + 1);
+    }
+  } else if constexpr (KIND == HALF) {
+    const uint16_t* p = static_cast<const uint16_t*>(w);
+    for (int i = 0; i < k; ++i, p += w_stride) {
+#pragma GCC unroll 4
+      for (int b = 0; b < NB; ++b) wide[b] = load_halves(p + b * LANES);
+      step(wide, i);
     }
   } else {
     const float* p = static_cast<const float*>(w);
@@ -45,9 +52,9 @@ static void micro(const float* x, long ldx, const void* w, long w_stride, int k,
     for (int b = 0; b < NB; ++b) store(c + r * ldc + b * LANES, acc[r][b]);
 }
 
-#define ROWS_OF(BF16, R) {micro<R, 1, BF16>, micro<R, 2, BF16>, micro<R, 3, BF16>, micro<R, 4, BF16>}
-#define TABLE(BF16) \
-  {ROWS_OF(BF16, 1), ROWS_OF(BF16, 2), ROWS_OF(BF16, 3), ROWS_OF(BF16, 4), ROWS_OF(BF16, 5), ROWS_OF(BF16, 6)}
-const Micro MICRO[2][STRIP][GROUP_BLOCKS] = {TABLE(false), TABLE(true)};
+#define ROWS_OF(KIND, R) {micro<R, 1, KIND>, micro<R, 2, KIND>, micro<R, 3, KIND>, micro<R, 4, KIND>}
+#define TABLE(KIND) \
+  {ROWS_OF(KIND, 1), ROWS_OF(KIND, 2), ROWS_OF(KIND, 3), ROWS_OF(KIND, 4), ROWS_OF(KIND, 5), ROWS_OF(KIND, 6)}
+const Micro MICRO[3][STRIP][GROUP_BLOCKS] = {TABLE(FP32), TABLE(BF16), TABLE(HALF)};
 #undef TABLE
 #undef ROWS_OF

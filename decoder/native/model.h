@@ -13,6 +13,7 @@ struct Layer {
   const float *q_norm, *k_norm;  // attention: 1 + w, queries times head_dim^-0.5 log2 e too
   const float *taps;             // GDN: [width][channels16], oldest input first
   const float *negative_rate, *dt_bias, *out_norm;
+  uint16_t *half_keys, *half_values;  // MTP: what drafts read, or null; they never change the output
   float *first, *second;  // attention: keys, values; GDN: S [heads][key_dim][value16], window [width - 1][channels16]
   int64_t capacity;       // attention: positions that fit, a multiple of 64
   int64_t is_attention;

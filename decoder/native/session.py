@@ -44,7 +44,8 @@ class NativeSession:
         self._library = library
         self.has_mtp = self._weights.has_mtp
         self.config = config
-        self.state = NativeState.empty(config, self.has_mtp)
+        with_halves = bool(library.kernarc_reads_halves())
+        self.state = NativeState.empty(config, with_mtp=self.has_mtp, with_halves=with_halves)
         self.context_length = 0
         self._capacity = 0  # positions that fit into every cache
         self._prefill_rows: int = library.kernarc_max_rows()
@@ -122,4 +123,7 @@ class NativeSession:
             first, second = layer.pointers()
             capacity = layer.capacity if isinstance(layer, NativeKeyValueCache) else 0
             self._library.kernarc_bind(self._engine, index, first, second, capacity)
+        if self.has_mtp and self.mtp_cache.halves is not None:
+            keys, values = self.mtp_cache.halves
+            self._library.kernarc_bind_halves(self._engine, keys.data_ptr(), values.data_ptr())
         self._capacity = min((cache.capacity for cache in self.state.caches), default=1 << 62)

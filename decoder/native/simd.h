@@ -56,11 +56,23 @@ static inline void store(float* p, F16 v, int n) {
   else
     _mm512_mask_storeu_ps(p, first_lanes(n), (__m512)v);
 }
+#define READS_HALVES 1
+static inline F16 load_halves(const uint16_t* p) {
+  return (F16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+// Rounded to 16 bits; what is too large becomes the largest.
+static inline void store_halves(uint16_t* p, F16 v) {
+  const F16 bounded = larger(set1(-65504.0f), smaller(set1(65504.0f), v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)bounded, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline F16 round_even(F16 v) { return (F16)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 static inline F16 times_power_of_two(F16 v, F16 n) { return (F16)_mm512_scalef_ps((__m512)v, (__m512)n); }
 
 #else
 
+#define READS_HALVES 0  // without instructions for it a draft would only get slower
+static inline F16 load_halves(const uint16_t*) { return F16{}; }
+static inline void store_halves(uint16_t*, F16) {}
 static inline F16 in_register(F16 v) { return v; }
 static inline F16 set1(float x) {
   F16 v;

@@ -16,9 +16,12 @@ SPARE = 1024  # positions allocated beyond what is needed
 class NativeKeyValueCache:
     """Keys and values of one attention layer, fp32; grows now and then."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, has_halves: bool = False) -> None:
+        """has_halves: a copy in 16 bits as well, for drafts to read."""
         self.dim = config.head_dim
         heads = config.num_key_value_heads
+        self.halves: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._has_halves = has_halves
         self.key_blocks = torch.empty(heads, 0, self.dim, KEY_BLOCK)  # [kv heads, T / 64, D, 64]
         self.value_rows = torch.empty(heads, 0, round_up(self.dim, LANES))  # [kv heads, T, D rounded up]
 
@@ -46,6 +49,15 @@ class NativeKeyValueCache:
         self.value_rows = old_values.new_empty(old_values.shape[0], blocks * KEY_BLOCK, old_values.shape[2])
         self.key_blocks[:, :kept] = old_keys[:, :kept]
         self.value_rows[:, :keep] = old_values[:, :keep]
+        if self._has_halves:
+            old = self.halves
+            self.halves = (
+                self.key_blocks.new_empty(self.key_blocks.shape, dtype=torch.float16),
+                self.value_rows.new_empty(self.value_rows.shape, dtype=torch.float16),
+            )
+            if old is not None:
+                self.halves[0][:, :kept] = old[0][:, :kept]
+                self.halves[1][:, :keep] = old[1][:, :keep]
 
     def pointers(self) -> tuple[int, int]:
         """Addresses of keys and values."""
@@ -74,12 +86,13 @@ class NativeState:
     layers: list[NativeKeyValueCache | NativeDeltaState] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, config: ModelConfig, with_mtp: bool) -> NativeState:
-        """The state of no tokens."""
-        kinds = [*config.layer_types, *([FULL_ATTENTION] if with_mtp else [])]
-        return cls(
-            [NativeKeyValueCache(config) if kind == FULL_ATTENTION else NativeDeltaState(config) for kind in kinds]
-        )
+    def empty(cls, config: ModelConfig, *, with_mtp: bool, with_halves: bool) -> NativeState:
+        """The state of no tokens. with_halves: what drafts read is kept in 16 bits too."""
+        layers = [
+            NativeKeyValueCache(config) if kind == FULL_ATTENTION else NativeDeltaState(config)
+            for kind in config.layer_types
+        ]
+        return cls([*layers, *([NativeKeyValueCache(config, has_halves=with_halves)] if with_mtp else [])])
 
     @property
     def caches(self) -> list[NativeKeyValueCache]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from kernarc.decoder.generate import Decoder
-from kernarc.decoder.native import build, library, weights
+from kernarc.decoder.native import build, library, state, weights
 from kernarc.decoder.native.layout import interleave, pack
 from kernarc.decoder.native.library import load_library, open_library
 from kernarc.decoder.native.session import NativeSession
@@ -118,6 +118,38 @@ def test_weights_that_are_no_bf16_stay_fp32(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = plain.model.forward(torch.tensor([plain._last_token]), plain.state, 50)
     assert_near(native_session(decoder).last_rows(1)[0], expected)
+
+
+def test_what_drafts_read_is_the_cache_in_sixteen_bits(
+    checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the caches have grown."""
+    monkeypatch.setattr(state, "SPARE", 3)
+    session = native_session(load(checkpoint))
+    cache = session.mtp_cache
+    if not load_library().kernarc_reads_halves():
+        pytest.skip("no instructions for halves on this processor: drafts read fp32")
+    session.prefill(prompt(61))
+    while session.context_length < 140:
+        session.step(3)
+    length = session.mtp_length
+    assert cache.halves is not None
+    half_keys = cache.halves[0].transpose(2, 3).flatten(1, 2)[:, :length]
+    assert torch.equal(half_keys, cache.keys[:, :length].half())
+    assert torch.equal(cache.halves[1][:, :length, : cache.dim], cache.values[:, :length].half())
+
+
+def test_values_too_large_for_halves_change_no_output(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    large = {**checkpoint.weights}
+    large["mtp.layers.0.self_attn.v_proj.weight"] = 1e6 * large["mtp.layers.0.self_attn.v_proj.weight"]
+    save_file(large, checkpoint.path / "model.safetensors")
+    decoder = load(checkpoint)
+    ids = greedy_ids(decoder, prompt(40), 40)
+    steps = list(decoder.generate(prompt(40), max_tokens=40, ignore_eos=True))
+    assert [token for step in steps for token in step.token_ids] == ids
+    if (halves := native_session(decoder).mtp_cache.halves) is not None:
+        assert halves[1][:, :40, :16].abs().max() == 65504
 
 
 @pytest.mark.parametrize("march", ["-march=x86-64", "-march=x86-64-v3"])
