@@ -23,7 +23,7 @@ import click
 # 512 tokens: a stream of the small checkpoint then lasts about 40 ms, which a stamp 0.1 ms late moves by 0.25 %. A few
 # streams that the client could not time do not void a case: what is proved here is the gate.
 TIMED = "max_tokens: 512\nvoid_rules: {max_void_streams_per_cell: 3}\n"
-SAME = "requests_per_depth: 8\nlooks: [5]\n" + TIMED
+SAME = "requests_per_depth: 6\nlooks: [5]\n" + TIMED
 SLOWER = "requests_per_depth: 20\nlooks: [5, 8, 12]\n" + TIMED
 WRONG = "requests_per_depth: 6\nlooks: [4]\nmax_tokens: 64\n"  # stopped after its first launch
 TRAINED = "python-7m"
