@@ -19,12 +19,14 @@ REQUEST_CHOICES = (5, 10, 20, 40, 80)
 class NoiseComponents:
     """Standard deviations in log units: of a launch's luck, and of one pair within its launch.
 
-    order: how much slower (log units) an engine is for being started second; None where start order does not vary.
+    order: how much slower (log units) an engine is for being started second, and its standard error; None where start
+    order does not vary.
     """
 
     launch: float
     request: float
     order: float | None = None
+    order_error: float | None = None
 
     def of_a_launch_mean(self, requests: int) -> float:
         """Standard deviation of the mean of a launch with so many pairs."""
@@ -65,6 +67,7 @@ def noise_components(launches: Sequence[Floats], candidate_second: Sequence[bool
         launch=math.sqrt(max(0.0, (between - within) / typical)),
         request=math.sqrt(within),
         order=None if order is None else float(order),
+        order_error=None if order is None else float(design.deviations(means) * design.unit_error),
     )
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..gates.calibrate import Calibration
-from ..gates.noise_components import Recommendation
+from ..gates.noise_components import NoiseComponents, Recommendation
 from ..gates.simulate import START_ORDERS, Coverage, Decisions, Simulation
 from .format import count, fixed, percent
 
@@ -44,6 +44,7 @@ def calibration_json(
                 "launch": row.noise.launch,
                 "request": row.noise.request,
                 "order": row.noise.order,
+                "order_standard_error": row.noise.order_error,
                 "detectable": row.detectable[-1],
             }
             for row in found.depths
@@ -109,29 +110,40 @@ def print_calibration(
 
 
 def _noise_table(found: Calibration, looks: Sequence[int]) -> Table:
-    table = Table(title=f"noise of this machine, A/A over {found.launches} launches", title_justify="left")
-    headings = ("depth", "launches", "requests", "started second", "pairs")
-    for heading in (*headings, *(f"sees after {look}" for look in looks)):
-        table.add_column(heading, justify="right")
+    fewest, most = (count(of(row.pairs for row in found.depths)) for of in (min, max))
+    pairs = fewest if fewest == most else f"{fewest} to {most}"
+    title = f"noise of this machine, A/A over {found.launches} launches, {pairs} pairs a depth"
+    table = Table(title=title, title_justify="left")
+    for heading in ("depth", "launch", "request", "second", *(f"after {look}" for look in looks)):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in found.depths:
         seen = [percent(effect) for effect in row.detectable]
         noise = row.noise
-        order = percent(None if noise.order is None else math.expm1(noise.order))
-        table.add_row(count(row.depth), _share(noise.launch), _share(noise.request), order, count(row.pairs), *seen)
+        table.add_row(count(row.depth), _share(noise.launch), _share(noise.request), _order(noise), *seen)
     return table
+
+
+def _order(noise: NoiseComponents) -> str:
+    """ "−1.3 % ± 0.8 %"; a dash where start order could not be told apart."""
+    if noise.order is None or noise.order_error is None:
+        return percent(None)
+    return f"{percent(math.expm1(noise.order))} ± {_share(noise.order_error)}"
 
 
 def _noise_words(found: Calibration) -> list[str]:
     """What the columns mean."""
     lines = [
-        "launches: standard deviation between launches of the same code; 0.0 % where the requests' own hides it.",
-        "requests: standard deviation between pairs of one launch; more requests or more output tokens average it out.",
+        "launch: standard deviation between launches of the same code; 0.0 % where the requests' own hides it.",
+        "request: standard deviation between pairs of one launch; more requests or more output tokens average it out.",
     ]
     if found.depths[0].noise.order is not None:
-        lines.append("started second: time per token of the engine started second; the gate removes it from estimates.")
+        lines.append(
+            "second: how much longer a token takes the engine started second, ± its standard error; "
+            "the gate removes it from estimates."
+        )
     elif found.is_crossover:
-        lines.append("started second: needs 4 launches to be told from the launches' own noise.")
-    lines.append("sees after N: the smallest slowdown at one depth that FAILs 9 times in 10 after N launches.")
+        lines.append("second: what being started second does; it takes 4 launches to tell.")
+    lines.append("after N: the smallest slowdown at one depth that FAILs 9 times in 10 after N launches.")
     return lines
 
 

@@ -92,7 +92,7 @@ def test_two_launches_cannot_tell_start_order_apart(
     found = calibrate(Measured(manifest, a_with_a(make_stream, 0.01, 0.03), 2), CONFIG)
     assert [depth.noise.order for depth in found.depths] == [None, None]
     print_calibration(found, (), CONFIG.looks, 30)
-    assert "needs 4 launches" in capsys.readouterr().out
+    assert "it takes 4 launches to tell" in capsys.readouterr().out
 
 
 def test_an_a_with_a_that_lost_a_pair_says_nothing(make_stream: MakeStream, made_up_manifest: RunManifest) -> None:

@@ -33,6 +33,8 @@ def test_start_order_is_a_component_of_its_own_and_no_launch_noise() -> None:
     assert found.order == pytest.approx(3)
     assert found.request == pytest.approx(math.sqrt(2))
     assert found.launch == pytest.approx(math.sqrt(7))
+    # Launch means −2 and 2 around each order's own: s² = (4 · 4) / 2 = 8, error √(8/4 · (1/2 + 1/2)).
+    assert found.order_error == pytest.approx(math.sqrt(2))
     assert noise_components(moved).order is None
     assert noise_components(moved).launch > 3
 

@@ -29,7 +29,9 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> ReferenceScorer:
 
 
 def answer(prompt: list[int], plant: str = "", value: float = 0.0) -> list[int]:
-    decoder = Decoder.load(MODEL, device="cpu", native=False if plant else None)  # faults are planted in the plain model
+    decoder = Decoder.load(
+        MODEL, device="cpu", native=False if plant else None
+    )  # faults are planted in the plain model
     if plant:
         plant_in_model(decoder, plant, value, seed=0)
     return [token for step in decoder.generate(prompt, max_tokens=LENGTH, ignore_eos=True) for token in step.token_ids]
