@@ -2,7 +2,9 @@
 
 Linux stamps every TCP segment as it takes it in (SO_TIMESTAMPNS), and a read gives the stamp of the segment that holds
 its last byte. What waits is therefore looked at first (MSG_PEEK) and then taken event by event, so that each event gets
-the stamp of the segment that completed it, however late this process woke up and however many events waited for it.
+the stamp of the segment that completed it, however late this process woke up. The limit: when several events wait, TCP
+may join their segments, and they share the last one's stamp, which is still no later than this process's own. So the
+last token's time is exact, and tokens joined with the first are left out of the time per token.
 Where there are no such stamps (TLS, other systems) the process's own clock right after the read has to do.
 """
 
