@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ from .cancellation import raise_if_cancelled
 from .config import ModelConfig
 from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
-from .kernels.gdn_prefill import gdn_prefill
+from .errors import DecoderError
+from .kernels.gdn_prefill import gdn_prefill, is_right
 from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
@@ -23,6 +25,7 @@ from .kernels.prefill import Part, add_norm, gated_norm, merge_and_gate, swiglu_
 from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear
 from .kernels.rope_qk import rope_qk
 
+log = logging.getLogger("kernarc.decoder")
 PIECE_ROWS = 16384  # prompt tokens read in one pass; every weight is unpacked once a pass
 CUDNN_ROWS = (16384, 8192)  # pieces of exactly these go through cuDNN, which plans every new shape for tens of ms
 
@@ -54,6 +57,7 @@ class Prefill:
         if fp8:
             check_fp8_products(device)
         self._cudnn = device.type == "cuda" and _has_cudnn_attention(config, device)
+        self._by_blocks = device.type != "cuda" or _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
         self._mtp_mixer: AttentionMixer | None = None  # without its queries, where those can be cut off
@@ -133,7 +137,7 @@ class Prefill:
         rows = self._product(normed, mixer.qkvz)
         b, a = (F.linear(normed, weight.to(normed.dtype)).float() for weight in (small.w_b, small.w_a))
         g = -small.a_log.exp() * F.softplus(a + small.dt_bias)
-        o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start)
+        o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start, by_blocks=self._by_blocks)
         kept = torch.arange(max(0, len(rows) - RING.value), len(rows), device=rows.device)
         cache.raw[(start + kept) % RING.value] = rows[kept, :channels].to(ACTIVATION)
         return gated_norm(o, rows[:, channels:], small.norm, self.config.rms_norm_eps)
@@ -213,6 +217,27 @@ def rows_from(packed: PackedLinear, first: int) -> PackedLinear | None:
     scale_rows = packed.scale_rows[tile:]
     low = first // TILE if packed.scales.shape[0] * TILE == packed.n else 0  # one row of scales a tile: cut those too
     return replace(packed, weights=weights, scales=packed.scales[low:], scale_rows=scale_rows - low, n=packed.n - first)
+
+
+def _trusted_form(state: SequenceState, weights: CudaWeights) -> bool:
+    """Which form of the delta rule's inverse this card computes right: the fast one, else the slow one.
+
+    Raises DecoderError where neither is.
+    """
+    for layer, cache in zip(weights.layers, state.layers, strict=True):
+        if isinstance(cache, GdnCache) and isinstance(layer.mixer, GdnMixer):
+            channels, taps = layer.mixer.small.conv.shape
+            shape = (cache.state.shape[0], cache.state.shape[1], cache.state.shape[2])
+            for by_blocks in (True, False):
+                if is_right(shape, channels, taps, cache.state.device, by_blocks=by_blocks):
+                    if not by_blocks:
+                        log.warning("the delta rule by blocks is wrong on this card: prompts are read the slower way")
+                    return by_blocks
+            raise DecoderError(
+                "this card and Triton compute the gated delta rule of a prompt wrong",
+                "use another Triton version, or --device cpu; `pytest tests/decoder/kernels` shows what is wrong",
+            )
+    return True
 
 
 def _has_cudnn_attention(config: ModelConfig, device: torch.device) -> bool:

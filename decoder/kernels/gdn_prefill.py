@@ -13,10 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .gdn_prepare import conv_rows, unit_rows
+from .gdn_prepare import conv_naive, conv_rows, unit_rows
+from .gdn_verify import delta_rule_naive
+from .launch import RING
 
 CHUNK = 64
 CONV_ROWS = 32
+MOST_ERROR = 1e-2  # fp16 and tf32 leave a third of this at worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Launches:
 LAUNCHES = Launches(4, 32, 4, 2)
 
 
-@triton.jit(do_not_specialize=["start", "rows"])  # one binary for prompts of every length
+@triton.jit
 def conv_kernel(
     p_rows, p_raw, p_weight, p_q, p_k, p_v, start, rows, q_scale,
     STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr, KEY_HEADS: tl.constexpr, H: tl.constexpr,
@@ -80,10 +83,23 @@ def inverse_of(system, o_n, N: tl.constexpr):
     return inverse - tl.dot(step, inverse)
 
 
-@triton.jit(do_not_specialize=["rows"])  # one binary for prompts of every length
+@triton.jit
+def inverse_by_rows(system, o_n, N: tl.constexpr):
+    """The same by forward substitution alone: slower, and the form that the card's tests have passed."""
+    inverse = -system
+    for i in range(1, N):
+        at = (o_n == i)[:, None]
+        line = tl.sum(tl.where(at, inverse, 0.0), axis=0)
+        line = line + tl.sum(line[:, None] * inverse, axis=0)
+        inverse = tl.where(at, line[None, :], inverse)
+    return inverse + tl.where(o_n[:, None] == o_n[None, :], 1.0, 0.0)
+
+
+@triton.jit
 def chunk_kernel(
     p_q, p_k, p_v, p_g, p_beta, p_u, p_w, p_scores, p_sums, rows,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
+    BY_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Programs (chunk, value head). Rows beyond the end have k = 0, β = 0 and g = 0: they change nothing."""
     chunk = tl.program_id(0)
@@ -102,7 +118,8 @@ def chunk_kernel(
     within = o_n[:, None] >= o_n[None, :]
     fade = tl.exp(tl.where(within, sums[:, None] - sums[None, :], 0.0))
     system = tl.where(below, beta[:, None] * tl.dot(k, tl.trans(k)) * fade, 0.0)
-    inverse = inverse_of(system, o_n, N).to(k.dtype)
+    inverse = inverse_of(system, o_n, N) if BY_BLOCKS else inverse_by_rows(system, o_n, N)
+    inverse = inverse.to(k.dtype)
     out = (chunk * H + head).to(tl.int64) * N
     p_value = (row * H + head)[:, None] * V + o_v[None, :]
     v = tl.load(p_v + p_value, mask=inside[:, None], other=0.0).to(tl.float32) * beta[:, None]
@@ -116,7 +133,7 @@ def chunk_kernel(
     tl.store(p_sums + out + o_n, sums)
 
 
-@triton.jit(do_not_specialize=["rows"])  # one binary for prompts of every length
+@triton.jit
 def scan_kernel(
     p_q, p_k, p_u, p_w, p_scores, p_sums, p_state, p_out, rows,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, VB: tl.constexpr,
@@ -163,11 +180,12 @@ def gdn_prefill(
     start: int,
     *,
     launches: Launches = LAUNCHES,
+    by_blocks: bool = True,
 ) -> torch.Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
     g (log decay) and beta fp32 [T, H]; raw [32, C] holds earlier rows by position and stays as it is; state fp32
-    [H, K, V] must hold all tokens before `start` and then holds these too.
+    [H, K, V] must hold all tokens before `start` and then holds these too. by_blocks: how systems are inverted.
     """
     num_rows = rows.shape[0]
     heads, key_dim, value_dim = state.shape
@@ -190,8 +208,9 @@ def gdn_prefill(
     scores = half(chunks, heads, CHUNK, CHUNK)
     sums = torch.empty(chunks, heads, CHUNK, device=rows.device)
     chunk_kernel[(chunks, heads)](
-        q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, num_warps=launches.chunk_warps, num_stages=1, **shape
-    )
+        q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, BY_BLOCKS=by_blocks,
+        num_warps=launches.chunk_warps, num_stages=1, **shape,
+    )  # fmt: skip
     value_block = min(launches.value_block, value_dim)
     scan_kernel[(value_dim // value_block, heads)](
         q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=launches.scan_warps,
@@ -200,10 +219,45 @@ def gdn_prefill(
     return out
 
 
+def is_right(
+    state_shape: tuple[int, int, int], channels: int, taps: int, device: torch.device, *, by_blocks: bool
+) -> bool:
+    """Whether this card computes the delta rule of these shapes right: 150 random tokens, two pieces, against the twin.
+
+    state_shape: [H, K, V]. by_blocks: as gdn_prefill takes it. A form of this rule has been wrong on a card and right
+    in the interpreter, and nothing downstream of a wrong state says so.
+    """
+    heads, key_dim, value_dim = state_shape
+    key_heads = (channels - heads * value_dim) // (2 * key_dim)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.rand(size, generator=generator).to(device)
+
+    rows = (random(150, channels) * 4 - 2).half()
+    conv, g, beta = random(channels, taps) - 0.5, -0.3 * random(150, heads), random(150, heads)
+    raw = torch.zeros(RING.value, channels, dtype=torch.float16, device=device)
+    state = torch.zeros(state_shape, device=device)
+    pieces = [gdn_prefill(rows[:128], raw, conv, g[:128], beta[:128], state, 0, by_blocks=by_blocks)]
+    raw[torch.arange(96, 128, device=device) % RING.value] = rows[96:128]
+    pieces.append(gdn_prefill(rows[128:], raw, conv, g[128:], beta[128:], state, 128, by_blocks=by_blocks))
+    mixed = conv_naive(rows.new_zeros(taps - 1, channels), rows, conv).float()
+    q, k, v = mixed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
+    q, k = (torch.nn.functional.normalize(x.view(150, key_heads, key_dim), dim=-1) for x in (q, k))
+    q, k = (x.repeat_interleave(heads // key_heads, 1) for x in (q, k))
+    expected, final = delta_rule_naive(
+        q * key_dim**-0.5, k, v.view(150, heads, value_dim), g.exp(), beta, torch.zeros_like(state)
+    )
+    errors = ((torch.cat(pieces).float() - expected).norm() / expected.norm(), (state - final).norm() / final.norm())
+    return all(bool(error < MOST_ERROR) for error in errors)  # NaN is not
+
+
 def example_launches(empty: Callable[..., torch.Tensor]) -> None:
     """The kernels at the 27B shapes, for the compile check."""
     fp32 = torch.float32
-    gdn_prefill(
-        empty(8192, 16384, dtype=torch.bfloat16), empty(32, 10240), empty(10240, 4, dtype=fp32),
-        empty(8192, 48, dtype=fp32), empty(8192, 48, dtype=fp32), empty(48, 128, 128, dtype=fp32), 0,
-    )  # fmt: skip
+    for by_blocks in (True, False):
+        gdn_prefill(
+            empty(8192, 16384, dtype=torch.bfloat16), empty(32, 10240), empty(10240, 4, dtype=fp32),
+            empty(8192, 48, dtype=fp32), empty(8192, 48, dtype=fp32), empty(48, 128, 128, dtype=fp32), 0,
+            by_blocks=by_blocks,
+        )  # fmt: skip

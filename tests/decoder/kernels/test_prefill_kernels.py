@@ -6,7 +6,8 @@ import pytest
 import torch
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.cuda_prefill import rows_from
-from kernarc.decoder.kernels.gdn_prefill import gdn_prefill
+from kernarc.decoder.kernels import gdn_prefill as gdn_prefill_module
+from kernarc.decoder.kernels.gdn_prefill import gdn_prefill, is_right
 from kernarc.decoder.kernels.gdn_prepare import conv_naive
 from kernarc.decoder.kernels.gdn_verify import delta_rule_naive, gated_norm_naive
 from kernarc.decoder.kernels.norm import rms_norm_naive
@@ -31,9 +32,10 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
+@pytest.mark.parametrize("by_blocks", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [64], [70, 33], [5, 1, 3]], ids=str)
 @pytest.mark.parametrize("repeated_keys", [False, True])
-def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, device: str) -> None:
+def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, by_blocks: bool, device: str) -> None:
     torch.manual_seed(sum(lengths))
     total = sum(lengths)
     rows = torch.randn(total, CHANNELS + HEADS * DIM, device=device)
@@ -48,7 +50,7 @@ def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, de
     pieces, start = [], 0
     for length in lengths:
         piece = slice(start, start + length)
-        pieces.append(gdn_prefill(rows[piece], raw, conv, g[piece], beta[piece], state, start))
+        pieces.append(gdn_prefill(rows[piece], raw, conv, g[piece], beta[piece], state, start, by_blocks=by_blocks))
         slots = torch.arange(start, start + length, device=device)[-32:]
         raw[slots % 32] = rows[slots, :CHANNELS]
         start += length
@@ -61,6 +63,24 @@ def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, de
     )
     assert relative(torch.cat(pieces), expected) < 3e-3
     assert relative(state, final) < 3e-3
+
+
+def test_a_wrong_delta_rule_is_noticed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*, by_blocks: bool) -> bool:
+        return is_right((HEADS, DIM, DIM), CHANNELS, TAPS, torch.device(device), by_blocks=by_blocks)
+
+    assert check(by_blocks=False)
+    if device == "cpu":
+        assert check(by_blocks=True)
+    run = gdn_prefill
+
+    def nan_in_one_head(*args: object, **form: object) -> torch.Tensor:
+        out = run(*args, **form)  # type: ignore[arg-type]
+        out[0, 1] = float("nan")
+        return out
+
+    monkeypatch.setattr(gdn_prefill_module, "gdn_prefill", nan_in_one_head)
+    assert not check(by_blocks=False)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(144, 264), (128, 128), (32, 40)])
