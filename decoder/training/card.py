@@ -21,8 +21,8 @@ RECIPE = (
 UNLOOP = (
     "Then {steps} steps in {seconds:.0f} s, each on as much text again and on the model's own greedy continuations of "
     "training text ({lengths} tokens), where the tokens that carry on a loop are made unlikely and the drafts learn "
-    "too; learning rate {learning_rate}, falling to zero. {kept:.0%} of the change in the weights was kept: less of it "
-    "leaves loops, more costs bits per byte."
+    "too; learning rate {learning_rate}, falling to zero. The weights lie at {stretch} times their "
+    "change: further along fewer loops are left, at a cost in bits per byte."
 )
 DATA = (
     "Gathered by `python -m kernarc.decoder.training.prepare --out TEXT`, with `--library VERSION=DIR` for each Python "

@@ -14,7 +14,7 @@ from kernarc.decoder.training.model import TrainingModel
 from kernarc.decoder.training.shape import SMOKE
 from kernarc.decoder.training.streams import Streams
 from kernarc.decoder.training.trainer import Budget, Plan, Trainer
-from kernarc.decoder.training.unloop import Unlooper, UnloopPlan, move_back
+from kernarc.decoder.training.unloop import Unlooper, UnloopPlan, stretch_change
 from safetensors.torch import load_file
 
 
@@ -57,15 +57,16 @@ def test_a_step_learns_text_and_drafts_and_reports(tmp_path: Path) -> None:
     assert 0.0 <= trainer.history[-1]["held_out_loops_at_128"] <= 1.0
 
 
-def test_a_share_of_the_change_is_kept() -> None:
+@pytest.mark.parametrize("stretch", [0.75, 1.1])
+def test_the_change_is_stretched(stretch: float) -> None:
     model = TrainingModel(SMOKE)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    move_back(model, before, 0.75)
+    stretch_change(model, before, stretch)
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter, before[name] + 0.75, atol=1e-5), name
+        assert torch.allclose(parameter, before[name] + stretch, atol=1e-5), name
 
 
 def test_the_command_mends_a_copy(trained: Path, corpus_folder: Path, tmp_path: Path) -> None:
