@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -12,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 from ..errors import DecoderError
+
+log = logging.getLogger("kernarc.decoder")
 
 SOURCES = ("api.cpp", "buffers.cpp", "engine.cpp", "layers.cpp", "measure.cpp", "micro.cpp", "mtp.cpp")
 # march=native: the library never leaves the machine (its name holds the CPU's flags). No contraction: every fused
@@ -71,6 +74,7 @@ def _compile(compiler: list[str], sources: list[str], path: Path) -> None:
             f"{path.parent} cannot be written: {error.strerror}", "set XDG_CACHE_HOME"
         ) from None
     os.close(handle)
+    log.info("compiling the CPU decoder with %s, once for this machine", compiler[0])
     try:
         _output([*compiler, *FLAGS, *sources, "-o", temporary])
         os.chmod(temporary, 0o755)

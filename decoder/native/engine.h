@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "attention.h"
@@ -22,6 +23,7 @@ class Rows {
     stride = round_up(width, LANES);
     const size_t bytes = round_up((rows * stride + 4 * GROUP) * sizeof(float), 64);
     memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    if (!memory_) throw std::bad_alloc();
     std::memset(memory_.get(), 0, bytes);
   }
   float* row(long r) const { return memory_.get() + r * stride; }

@@ -89,13 +89,13 @@ void Engine::attend_rows(const Layer& layer, Member& own, int kv_head, int first
 void Engine::gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows) {
   const int before = m.conv_width - 1, key_width = m.key_heads * m.key_dim;
   const int gates = 2 * key_width + 2 * m.value_heads * m.value_dim;  // b | a start here
-  const float* inputs[16];
+  std::vector<const float*> inputs(m.conv_width);
   for (int r = first; r < first + rows; ++r) {
     for (int t = 0; t < m.conv_width; ++t) {
       const int from = r + t - before;
       inputs[t] = from < 0 ? layer.second + (before + from) * static_cast<long>(channels16) : proj.row(from);
     }
-    convolve(inputs, layer.taps, m.conv_width, channels16, qkv.row(r));
+    convolve(inputs.data(), layer.taps, m.conv_width, channels16, qkv.row(r));
     for (int h = 0; h < m.key_heads; ++h) {
       const float* query = qkv.row(r) + h * m.key_dim;
       unit_row(query, m.key_dim, L2_EPS, query_scale, queries.row(r) + h * m.key_dim);

@@ -18,7 +18,7 @@ from .weights import NativeWeights
 
 MAX_PREFILL_THREADS = 16  # barriers between short phases: more gain nothing
 _BACKLOG_LIMIT = 16  # steps without drafts after which the MTP head catches up
-_MAX_TOKENS = 16  # of one step: 1 + MAX_SPECULATIVE_TOKENS and spare
+MAX_VERIFY_ROWS = 9  # MAX_SPECULATIVE_TOKENS + 1, as in delta_rule.h
 
 
 class NativeSession:
@@ -49,8 +49,8 @@ class NativeSession:
         self.context_length = 0
         self._capacity = 0  # positions that fit into every cache
         self._prefill_rows: int = library.kernarc_max_rows()
-        self._drafts = (ctypes.c_int64 * _MAX_TOKENS)()
-        self._tokens = (ctypes.c_int64 * _MAX_TOKENS)()
+        self._drafts = (ctypes.c_int64 * MAX_VERIFY_ROWS)()
+        self._tokens = (ctypes.c_int64 * MAX_VERIFY_ROWS)()
         self._engine = ctypes.c_void_p(library.kernarc_create(ctypes.byref(self._weights.view)))
         if not self._engine:
             raise NativeUnavailableError("there is not enough memory for the decoder's buffers")
@@ -97,6 +97,7 @@ class NativeSession:
 
     def step(self, num_drafts: int) -> tuple[list[int], int]:
         """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
+        assert 0 <= num_drafts < MAX_VERIFY_ROWS, "the buffers of a verify hold no more rows"
         if self.context_length + num_drafts >= self._capacity:
             self._allocate(self.context_length + num_drafts + 1, keep=self.context_length)
         for place, draft in enumerate(self.draft(num_drafts)):

@@ -11,8 +11,9 @@ from kernarc.decoder.generate import Decoder
 from kernarc.decoder.native import build, library, state, weights
 from kernarc.decoder.native.layout import interleave, pack
 from kernarc.decoder.native.library import load_library, open_library
-from kernarc.decoder.native.session import NativeSession
+from kernarc.decoder.native.session import MAX_VERIFY_ROWS, NativeSession
 from kernarc.decoder.native.state import NativeDeltaState
+from kernarc.decoder.sessions import MAX_SPECULATIVE_TOKENS
 from safetensors.torch import save_file
 
 from ..checkpoints import RandomCheckpoint, write_checkpoint
@@ -150,6 +151,31 @@ def test_values_too_large_for_halves_change_no_output(tmp_path: Path) -> None:
     assert [token for step in steps for token in step.token_ids] == ids
     if (halves := native_session(decoder).mtp_cache.halves) is not None:
         assert halves[1][:, :40, :16].abs().max() == 65504
+
+
+def test_more_drafts_than_buffers_are_refused(base_checkpoint: RandomCheckpoint) -> None:
+    session = native_session(load(base_checkpoint))
+    session.prefill(prompt(5))
+    with pytest.raises(AssertionError, match="hold no more rows"):
+        session.step(MAX_SPECULATIVE_TOKENS + 1)
+    assert MAX_VERIFY_ROWS == MAX_SPECULATIVE_TOKENS + 1
+
+
+def test_wide_convolutions_and_lone_layers(tmp_path: Path) -> None:
+    """A kernel of 20, a model of one GDN layer alone, one of one attention layer: nothing takes a size for granted."""
+    for name, changes in {
+        "wide": {"linear_conv_kernel_dim": 20},
+        "narrow": {"linear_conv_kernel_dim": 1},
+        "gdn": {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "mtp_num_hidden_layers": 0},
+        "attention": {"num_hidden_layers": 1, "layer_types": ["full_attention"], "tie_word_embeddings": True},
+    }.items():
+        checkpoint = write_checkpoint(tmp_path / name, changes)
+        drafts = 3 * checkpoint.config["mtp_num_hidden_layers"]
+        decoder = load(checkpoint, num_speculative_tokens=drafts)
+        plain = Decoder.load(checkpoint.path, native=False, num_speculative_tokens=drafts)
+        for length in (1, 33, 100):
+            ids = greedy_ids(plain, prompt(length), 30)
+            assert greedy_ids(decoder, prompt(length), 30, drafts) == ids, (name, length)
 
 
 @pytest.mark.parametrize("march", ["-march=x86-64", "-march=x86-64-v3"])
