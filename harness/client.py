@@ -40,7 +40,10 @@ class _Sent:
 
 
 class StreamingClient:
-    """Streams completions from one server over one kept connection. Not for use by several threads."""
+    """Streams completions from one server over one kept connection. Not for use by several threads.
+
+    stamped_by: PROCESS does without the kernel's stamps, as a client has to that cannot have them.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,17 @@ class StreamingClient:
         *,
         tokenizer: TextTokenizer | None = None,
         api_key: str | None = None,
+        stamped_by: StampedBy = StampedBy.KERNEL,
     ) -> None:
         self.limits = limits or StreamLimits()
         self._tokenizer = tokenizer
         self._api_key = api_key
-        self._connection = Connection(base_url, connect_s=self.limits.connect_s, idle_reuse_s=self.limits.idle_reuse_s)
+        self._connection = Connection(
+            base_url,
+            connect_s=self.limits.connect_s,
+            idle_reuse_s=self.limits.idle_reuse_s,
+            asks_for_stamps=stamped_by is StampedBy.KERNEL,
+        )
         self._given_up: set[str] = set()  # optional fields that this server refused
 
     def __enter__(self) -> Self:

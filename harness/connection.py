@@ -21,7 +21,7 @@ class Connection:
     Raises OSError (TimeoutError among them) where the network does; never sends a byte twice.
     """
 
-    def __init__(self, base_url: str, *, connect_s: float, idle_reuse_s: float) -> None:
+    def __init__(self, base_url: str, *, connect_s: float, idle_reuse_s: float, asks_for_stamps: bool = True) -> None:
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"{base_url!r} is not an http or https URL", "write it as http://127.0.0.1:8000")
@@ -35,7 +35,7 @@ class Connection:
             ) from None
         self.host_header = url.netloc.rpartition("@")[2]
         self.path = url.path.rstrip("/").removesuffix("/v1")  # what comes before /v1/completions
-        keep_stamping()
+        self._asks_for_stamps = asks_for_stamps and keep_stamping() is not None
         self._connect_s = connect_s
         self._idle_reuse_s = idle_reuse_s
         self._socket: Socket | None = None
@@ -100,7 +100,7 @@ class Connection:
         try:
             raw.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
             if not self.is_tls:
-                self._is_stamped = ask_for_stamps(raw)
+                self._is_stamped = self._asks_for_stamps and ask_for_stamps(raw)
                 return raw
             return ssl.create_default_context().wrap_socket(raw, server_hostname=self.host)
         except BaseException:

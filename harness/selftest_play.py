@@ -17,6 +17,7 @@ from .conformance.truth import Truth
 from .errors import VoidMeasurementError
 from .reading import StreamLimits
 from .request_bytes import completion_payload, http_post
+from .stamps import StampedBy
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Played:
     bare_recv_ns: int | None = None
 
 
-def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
+def play(server: ConformanceServer, case: Case, attempt: int, stamped_by: StampedBy = StampedBy.KERNEL) -> Played:
     """Sends the case's requests over one client."""
     limits = StreamLimits(
         first_token_s=case.first_token_limit_s,
@@ -40,7 +41,7 @@ def play(server: ConformanceServer, case: Case, attempt: int) -> Played:
     )
     server.new_truths()  # what others played on it before
     outcomes: list[StreamOutcome] = []
-    with StreamingClient(server.url(case.name), limits) as client:
+    with StreamingClient(server.url(case.name), limits, stamped_by=stamped_by) as client:
         request = _request(client, case, attempt)
         for number in range(case.requests):
             if number:

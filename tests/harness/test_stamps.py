@@ -198,10 +198,9 @@ def test_taking_events_one_by_one_loses_no_byte(events: list[bytes]) -> None:
 def test_without_stamps_of_the_kernel_the_process_stamps(
     name: str, conformance_server: ConformanceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernarc.harness.connection.ask_for_stamps", lambda connection: False)
     monkeypatch.setattr("kernarc.harness.client.lateness_problem", lambda events, waited_ns: None)
     case = CASES[name]
-    played = play(conformance_server, case, 1)
+    played = play(conformance_server, case, 1, StampedBy.PROCESS)
     assert played.outcomes[-1].stamped_by is StampedBy.PROCESS
     row = case_row(case, played, 1)
     assert row.passed or row.missed_by_time_alone, row.mismatches
@@ -213,14 +212,13 @@ def test_a_process_that_had_no_processor_voids_the_stream_that_it_stamped(
     waits = iter([0, 50_000_000, 0, 50_000_000])
     monkeypatch.setattr("kernarc.harness.client.run_queue_wait_ns", lambda: next(waits))
     assert complete(conformance_server).status is StreamStatus.OK  # the kernel stamped it
-    monkeypatch.setattr("kernarc.harness.connection.ask_for_stamps", lambda connection: False)
-    outcome = complete(conformance_server)
+    outcome = complete(conformance_server, StampedBy.PROCESS)
     assert outcome.status is StreamStatus.VOID
     assert "waited 50.0 ms for a processor" in (outcome.void_reason or "")
 
 
-def complete(server: ConformanceServer) -> StreamOutcome:
-    played = play(server, CASES["two-tokens"], 1)
+def complete(server: ConformanceServer, stamped_by: StampedBy = StampedBy.KERNEL) -> StreamOutcome:
+    played = play(server, CASES["two-tokens"], 1, stamped_by)
     return played.outcomes[-1]
 
 
