@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from .builds import Build
@@ -16,6 +17,7 @@ from .engines.registry import engine_of
 from .environment import sample, void_reason
 from .errors import EngineError
 from .gpu import Gpu
+from .neighbours import busy_s, wait_until_idle
 from .plan import RunPlan, stream_limits
 from .progress import RunObserver
 from .records import EnvironmentSample, LaunchRecord, StreamRecord, StreamStatus
@@ -39,6 +41,7 @@ class _Arm:
     counters_before: dict[str, float] = field(default_factory=dict)  # of the first measured stream
     counters: dict[str, float] = field(default_factory=dict)  # as last read
     samples: list[EnvironmentSample] = field(default_factory=list)
+    crowded_streams: int = 0  # begun while another engine was still at work
 
 
 class Launch:
@@ -77,6 +80,7 @@ class Launch:
                         arms[name] = self._start(name, launch, stack)
                 self._warm_up(arms, launch, slots, requests)
                 for slot in slots:
+                    self._wait_for_others(arms, slot.build)
                     self._observer.stream_begins(slot, launch)
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
                     self._directory.append(record)
@@ -126,9 +130,17 @@ class Launch:
             if (slot.build, slot.depth) in depths:
                 self._observer.warming_up(slot.build, launch, slot.depth)
                 request = requests[slot.request_id]
+                self._wait_for_others(arms, slot.build)
                 self._directory.append(self._measure_slot(arms[slot.build], slot, launch, request))
         for arm in arms.values():
             arm.counters_before = arm.counters
+            arm.crowded_streams = 0
+
+    def _wait_for_others(self, arms: Mapping[str, _Arm], name: str) -> None:
+        others = [arm.engine.process for arm in arms.values() if arm.build.name != name]
+        pids = [pid for process in others if process is not None for pid in process.pids()]
+        if pids and not wait_until_idle(partial(busy_s, pids)):
+            arms[name].crowded_streams += 1
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
         completion = self._completion(arm, request)
@@ -194,6 +206,7 @@ class Launch:
                 server_counters_before=arm.counters_before,
                 server_counters_after=arm.counters,
                 void_reason=_cache_problem(arm.counters_before, arm.counters),
+                crowded_streams=arm.crowded_streams,
             )
             for arm in arms
         ]

@@ -148,6 +148,7 @@ class LaunchRecord(Record):
     server_counters_before: dict[str, float] = {}
     server_counters_after: dict[str, float] = {}
     void_reason: str | None = None
+    crowded_streams: int = 0  # begun while another resident engine was still using the processor
 
 
 class Interruption(Record):

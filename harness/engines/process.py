@@ -83,6 +83,13 @@ class EngineProcess:
                 f"what answers on port {port} is not {self.name}: another process took the port", "try again"
             )
 
+    def pids(self) -> list[int]:
+        """Of the engine and all it started."""
+        try:
+            return [child.pid for child in psutil.Process(self._supervisor.pid).children(recursive=True)]
+        except psutil.Error:
+            return []
+
     def last_log_lines(self, count: int = LAST_LOG_LINES) -> str:
         """The end of what the engine wrote since it was started, indented."""
         return "\n".join(f"  | {line[:300]}" for line in self._log_lines()[-count:]) or "  | (it wrote nothing)"

@@ -1,0 +1,51 @@
+"""A stream begins only once the other engines are idle."""
+
+import subprocess
+import sys
+from functools import partial
+from time import monotonic
+
+from kernarc.harness.neighbours import LIMIT_S, busy_s, wait_until_idle
+
+SPIN_S = 0.4
+SPINS_THEN_SLEEPS = f"""
+import threading, time
+def spin():
+    end = time.monotonic() + {SPIN_S}
+    while time.monotonic() < end: pass
+thread = threading.Thread(target=spin)
+thread.start()
+print("spinning", flush=True)
+thread.join()
+print("idle", flush=True)
+time.sleep(60)
+"""
+
+
+def test_waits_for_a_thread_that_spins_after_its_work() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPINS_THEN_SLEEPS], stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        try:
+            assert engine.stdout.readline() == "spinning\n"
+            used_s = partial(busy_s, [engine.pid])
+            before = used_s()
+            assert wait_until_idle(used_s, limit_s=30)
+            assert used_s() - before > SPIN_S / 4
+            assert engine.stdout.readline() == "idle\n"  # it had ended its spin
+        finally:
+            engine.kill()
+
+
+def test_gives_up_on_an_engine_that_is_never_idle() -> None:
+    start = monotonic()
+    assert not wait_until_idle(monotonic, limit_s=0.1)
+    assert 0.1 <= monotonic() - start < LIMIT_S + 1
+
+
+def test_an_idle_or_vanished_engine_costs_one_look() -> None:
+    looks = []
+    assert wait_until_idle(lambda: float(len(looks.append(0) or looks) > 99))  # type: ignore[func-returns-value]
+    assert len(looks) == 2
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert busy_s([gone.pid]) == 0
