@@ -17,7 +17,7 @@ NS_PER_S = 1e9
 
 
 def busy_s(pids: Iterable[int]) -> float:
-    """CPU seconds that these processes have used so far, all threads; 0 for what is gone."""
+    """CPU seconds that these processes' threads have used so far; what is gone no longer counts."""
     return sum(_busy_s(pid) for pid in pids)
 
 
@@ -28,7 +28,7 @@ def wait_until_idle(used_s: Callable[[], float], limit_s: float = LIMIT_S) -> bo
     while True:
         sleep(WINDOW_S)
         after, now_s = used_s(), monotonic()
-        if after - before < IDLE_SHARE * (now_s - before_s):
+        if 0 <= after - before < IDLE_SHARE * (now_s - before_s):
             return True
         if now_s > deadline:
             return False

@@ -28,9 +28,7 @@ def test_waits_for_a_thread_that_spins_after_its_work() -> None:
         try:
             assert engine.stdout.readline() == "spinning\n"
             used_s = partial(busy_s, [engine.pid])
-            before = used_s()
             assert wait_until_idle(used_s, limit_s=30)
-            assert used_s() - before > SPIN_S / 4
             assert engine.stdout.readline() == "idle\n"  # it had ended its spin
         finally:
             engine.kill()
