@@ -180,6 +180,7 @@ class StreamingClient:
             lags_ns=reading.lags_ns,
             http_status=reading.response.status,
             process_ns=sent.process_ns + thread_time_ns() - start_ns,
+            reading_ns=sent.process_ns,
             refusals=tuple(refusals),
         )
 
@@ -198,6 +199,7 @@ def _void(sent: _Sent, reason: str, refusals: Sequence[str]) -> StreamOutcome:
         void_reason=reason,
         http_status=sent.reading.response.status,
         process_ns=sent.process_ns,
+        reading_ns=sent.process_ns,
         refusals=tuple(refusals),
     )
 

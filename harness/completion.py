@@ -46,8 +46,9 @@ class StreamOutcome:
     """Everything one request brought back. Times are time.perf_counter_ns(); connect_ns is a duration.
 
     sent_ns is when the request's last byte left, by the clock that stamped the events (stamped_by); refusals are the
-    busy answers before it. process_ns is the CPU time this thread spent from there on, reading and parsing. lags_ns:
-    how much later than the kernel this process had each piece of the answer, which is no part of any time here.
+    busy answers before it. process_ns is the CPU time this thread spent from there on, reading and parsing; reading_ns
+    the part of it while the stream ran. lags_ns: how much later than the kernel this process had each piece of the
+    answer, which is no part of any time here.
     """
 
     sent_ns: int
@@ -65,6 +66,7 @@ class StreamOutcome:
     lags_ns: tuple[int, ...] = ()
     http_status: int | None = None
     process_ns: int = 0
+    reading_ns: int = 0
     refusals: tuple[str, ...] = ()
 
     @property

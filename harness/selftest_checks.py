@@ -74,6 +74,7 @@ def timing_row(case: Case, played: Played, attempt: int) -> TimingRow:
         server_jitter_p99_ms=percentile(truth.jitter_ms(), 0.99),
         tpot_error=tpot_error,
         process_us_per_step=process_us,
+        reading_us_per_step=outcome.reading_ns / 1000 / steps,
         bare_recv_us_per_step=bare_us,
         stamped_by=outcome.stamped_by,
         passed=not wrong and not late,

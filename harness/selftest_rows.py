@@ -38,6 +38,7 @@ class TimingRow:
     the process made them itself. process_us_per_step is the CPU time of the client's thread, user and system, from the
     first read of an answer to its judged outcome, over its events; bare_recv_us_per_step that of a thread that receives
     the same stream and does nothing else: the kernel's share, and the price of being woken. None at depth.
+    reading_us_per_step is the part before the stream's end; the rest, parsing and judging, disturbs no stream.
     """
 
     case: str
@@ -50,6 +51,7 @@ class TimingRow:
     server_jitter_p99_ms: float | None
     tpot_error: float | None  # as a fraction of the truth
     process_us_per_step: float
+    reading_us_per_step: float
     bare_recv_us_per_step: float | None
     stamped_by: str | None
     passed: bool

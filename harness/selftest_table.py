@@ -22,7 +22,8 @@ def timing_line(row: TimingRow) -> str:
         f"{_verdict(row)} {row.ms_per_token:>8g} {row.prompt_tokens:>10,} {row.events:>7,} "
         f"{_known(row.median_error_ms)} {_known(row.p99_error_ms)} {_known(row.wake_p99_ms)} "
         f"{_known(row.server_jitter_p99_ms)} "
-        f"{_known(row.tpot_error, '+9.3%')} {row.process_us_per_step:>9.1f} {_known(row.bare_recv_us_per_step, '9.1f')}"
+        f"{_known(row.tpot_error, '+9.3%')} {row.reading_us_per_step:>9.1f} {row.process_us_per_step:>9.1f} "
+        f"{_known(row.bare_recv_us_per_step, '9.1f')}"
         f"{_tries(row)}"
     ).rstrip()
 
@@ -34,7 +35,7 @@ CASE_HEADS = (
 )
 TIMING_HEAD = (
     f"     {'ms/token':>8} {'prompt':>10} {'events':>7} {'median ms':>9} {'p99 ms':>9} {'woken':>9} {'jitter':>9} "
-    f"{'TPOT off':>9} {'µs/step':>9} {'bare recv':>9}"
+    f"{'TPOT off':>9} {'reading':>9} {'in all':>9} {'bare recv':>9}"
 )
 
 
@@ -49,7 +50,8 @@ def lines(report: SelftestReport) -> Iterator[str]:
         yield ""
         yield f"How late this client's stamps are ({_stamped_by(report)}); how late this process was"
         yield "woken and the server wrote (99 %), neither of which is in them; and what a step costs this process in"
-        yield "CPU time, first read to judged outcome, beside what a thread pays that only receives the stream:"
+        yield "µs of CPU time: while it reads, in all with parsing and judging once the stream has ended, and what a"
+        yield "thread pays that only receives it:"
         yield TIMING_HEAD
         for timing in report.timing:
             yield timing_line(timing)
