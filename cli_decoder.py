@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from .decoder.plant_kinds import plant_help
-from .harness.checkpoints import shipped_model
+from .harness.checkpoints import shipped_model, shipped_models
 
 SHIPPED_MODEL = "python-7m"
 DIRECTORY = click.Path(path_type=Path)
@@ -122,7 +122,11 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[Path, str]:
     if len(words) == 1 and (Path(words[0]) / "config.json").is_file():
         raise click.UsageError(f"{words[0]} is a model: what should it continue? Give a PROMPT after it")
     name, prompt = words if len(words) == 2 else (SHIPPED_MODEL, words[0])
-    return shipped_model(name) or Path(name), prompt
+    path = shipped_model(name) or Path(name)
+    if not (path / "config.json").is_file():
+        names = ", ".join(shipped_models())
+        raise click.UsageError(f"{path / 'config.json'} does not exist; give a checkpoint's directory or one of {names}")
+    return path, prompt
 
 
 @click.group()
