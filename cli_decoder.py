@@ -125,7 +125,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[Path, str]:
     path = shipped_model(name) or Path(name)
     if not (path / "config.json").is_file():
         names = ", ".join(shipped_models())
-        raise click.UsageError(f"{path / 'config.json'} does not exist; give a checkpoint's directory or one of {names}")
+        raise click.UsageError(f"{path / 'config.json'} does not exist: give a checkpoint's directory or {names}")
     return path, prompt
 
 

@@ -212,7 +212,7 @@ def test_serve_with_a_plant(tiny: Path) -> None:
         (["serve", "{tiny}", "--max-context", "40000"], "max_context is 40000"),
         (["generate", "{tiny}", "hello"], "no tokenizer"),
         (["generate", "{tiny}"], "is a model: what should it continue?"),
-        (["generate", "nomodel", "x"], "one of python-7m"),
+        (["generate", "nomodel", "x"], "or python-7m"),
         (["generate", "{tiny}", "two", "words"], "quote a prompt that has spaces"),
         (["generate", "{tiny}", "ids:1,x"], "is not a list of ids"),
         (["generate", "{tiny}", "ids:5000"], "prompt token 0 is 5000"),
