@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import RequestError
 from .generate import Decoder
@@ -55,27 +56,16 @@ def continue_prompt(
     prompt: str,
     *,
     max_tokens: int | None,
-    num_speculative_tokens: int | str,
-    device: str,
     show: Callable[[str], None],
-    draft_vocab: Path | None = None,
-    quantize: str | None = None,
-    prefill_dtype: str = "bf16",
+    **options: Any,
 ) -> Continuation:
     """Loads a checkpoint and continues one prompt, calling show with each step's text (its ids without a tokenizer).
 
-    Ctrl-C ends it and keeps what was generated.
+    Ctrl-C ends it and keeps what was generated. options: how to load, those of Decoder.load.
     """
     tokenizer = TextTokenizer.from_directory(model_dir)
     prompt_ids = prompt_token_ids(prompt, tokenizer)
-    decoder = Decoder.load(
-        model_dir,
-        device=device,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_vocab=draft_vocab,
-        quantize=quantize,
-        prefill_dtype=prefill_dtype,
-    )
+    decoder = Decoder.load(model_dir, **options)
     stream = TextStream(tokenizer, silent_ids=decoder.eos_token_ids)
     token_ids: list[int] = []
     pieces: list[str] = []

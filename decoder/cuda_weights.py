@@ -8,11 +8,11 @@ from itertools import groupby
 
 import torch
 
-from .config import FP8_BLOCK, ModelConfig
+from .config import ModelConfig
 from .draft_vocabulary import DraftVocabulary
 from .errors import CheckpointError
 from .kernels.gdn_prepare import GdnWeights
-from .kernels.packing import UNIT_ROWS, PackedLinear, pack_bf16, pack_fp8
+from .kernels.packing import UNIT_ROWS, PackedLinear, pack_bf16, pack_fp8, quantise
 from .kernels.screened_head import ScreenedHead
 from .quantize import block_scales, quantize_rows
 from .weights import Checkpoint, Fp8Weight, is_fp8_linear
@@ -132,22 +132,6 @@ def load_cuda_weights(
     if with_mtp and not fp8_drafts:
         draft_head = pack_bf16(head, name=_HEAD)
     return CudaWeights(embedding, layers, _vector(outside[_NORM]), verify_head, draft_head, mtp, draft_ids)
-
-
-def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """bf16 [N, K] → (e4m3 [N, K], multiplying scale fp32 a 128×128 block), the largest value of a block at 448."""
-    rows, columns = weight.shape
-    scale = torch.empty(-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK), device=weight.device)
-    values = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-    for first in range(0, rows, 64 * FP8_BLOCK):  # in slices: a whole vocabulary in fp32 would not fit beside the model
-        part = weight[first : first + 64 * FP8_BLOCK].float()
-        padded = torch.nn.functional.pad(part, (0, -columns % FP8_BLOCK, 0, -len(part) % FP8_BLOCK))
-        blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
-        largest = blocks.abs().amax(dim=(1, 3)).clamp_min(1e-12) / 448.0
-        scaled = (blocks / largest[:, None, :, None]).view_as(padded)[: len(part), :columns]
-        values[first : first + len(part)] = scaled.to(torch.float8_e4m3fn)
-        scale[first // FP8_BLOCK : first // FP8_BLOCK + len(largest)] = largest
-    return values, scale
 
 
 def _stream(checkpoint: Checkpoint, device: torch.device, with_mtp: bool) -> Iterator[tuple[str, Stored]]:

@@ -12,6 +12,7 @@ BLOCK = 128  # rows and columns that share one FP8 scale
 UNIT_ROWS = 16
 CHUNK_ROW_BYTES = 128
 SLICE_ROWS = 64 * BLOCK  # of a vocabulary at a time in fp32: all of it would not fit beside the model
+LARGEST_CODE = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,18 @@ def pack_bf16(weight: Tensor, *, name: str = "weight") -> PackedLinear:
     return PackedLinear(_pack_rows(rows), None, None, weight.shape[0], weight.shape[1])
 
 
-def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """bf16 [N, K] → (int8 [N, K], multiplying scale fp32 a 128×128 block), the largest value of a block at 127."""
+def quantise(weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor, Tensor]:
+    """bf16 [N, K] → (e4m3 or int8 [N, K], multiplying scale fp32 a 128×128 block), its largest value at 448 or 127."""
     rows, columns = weight.shape
     scale = torch.empty(-(-rows // BLOCK), -(-columns // BLOCK), device=weight.device)
-    values = torch.empty_like(weight, dtype=torch.int8)
+    values = torch.empty_like(weight, dtype=dtype)
     for first in range(0, rows, SLICE_ROWS):
         part = weight[first : first + SLICE_ROWS].float()
         padded = torch.nn.functional.pad(part, (0, -columns % BLOCK, 0, -len(part) % BLOCK))
         blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, -1, BLOCK)
-        largest = blocks.abs().amax(dim=(1, 3)).clamp_min(1e-30) / 127.0
-        rounded = (blocks / largest[:, None, :, None]).round().view_as(padded)
-        values[first : first + len(part)] = rounded[: len(part), :columns].to(torch.int8)
+        largest = blocks.abs().amax(dim=(1, 3)).clamp_min(1e-12) / LARGEST_CODE[dtype]
+        scaled = (blocks / largest[:, None, :, None]).view_as(padded)[: len(part), :columns]
+        values[first : first + len(part)] = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
         scale[first // BLOCK : first // BLOCK + len(largest)] = largest
     return values, scale
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .launch import MAX_ROWS, PLAIN, Launch, enter
-from .packing import BLOCK, SLICE_ROWS, PackedLinear, pack_int8, quantise_int8
+from .packing import BLOCK, SLICE_ROWS, PackedLinear, pack_int8, quantise
 from .products import Products
 
 ROUNDING = 1e-3  # fp32 sums of both products, relative to ‖w‖·‖x‖: K·2⁻²⁴ is 3·10⁻⁴ at K = 5,120
@@ -33,7 +33,7 @@ class ScreenedHead:
     @classmethod
     def build(cls, rows: torch.Tensor, *, name: str) -> Self:
         """rows [V, D]. Raises CheckpointError for a shape that does not pack."""
-        values, scale = quantise_int8(rows)
+        values, scale = quantise(rows, torch.int8)
         return cls(rows, pack_int8(values, scale, name=name), error_bound(rows, values, scale))
 
 

@@ -56,21 +56,25 @@ class NativeWeights:
             *(self._layer(config, kind, f"model.layers.{index}.") for index, kind in enumerate(config.layer_types))
         )
         view.layers = self._layers
-        embedding = weights.pop("model.embed_tokens.weight")
-        head = embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
-        view.head = view.draft_head = self._matrix(head)
-        if draft_vocabulary is not None:
-            draft_ids = draft_vocabulary.rows(1, config.vocab_size)
-            view.draft_ids, view.draft_head = self._keep(draft_ids), self._matrix(head[draft_ids])
+        self._vocabulary(config, draft_vocabulary)
         view.final_norm = self._norm("model.norm.weight")
-        narrow = as_bf16(embedding)
-        view.embedding_is_bf16 = narrow is not None
-        view.embedding = self._keep(embedding if narrow is None else narrow)
         rope = Rope(config, max_context, "cpu")
         view.cosine = self._keep(rope.cos[:, 0, : rope.half])
         view.sine = self._keep(rope.sin[:, 0, rope.half :])
         if self.has_mtp:
             self._mtp(config)
+
+    def _vocabulary(self, config: ModelConfig, draft_vocabulary: DraftVocabulary | None) -> None:
+        view, take = self.view, self._weights.pop
+        embedding = take("model.embed_tokens.weight")
+        head = embedding if config.tie_word_embeddings else take("lm_head.weight")
+        view.head = view.draft_head = self._matrix(head)
+        if draft_vocabulary is not None:
+            draft_ids = draft_vocabulary.rows(1, config.vocab_size)
+            view.draft_ids, view.draft_head = self._keep(draft_ids), self._matrix(head[draft_ids])
+        narrow = as_bf16(embedding)
+        view.embedding_is_bf16 = narrow is not None
+        view.embedding = self._keep(embedding if narrow is None else narrow)
 
     def _mtp(self, config: ModelConfig) -> None:
         fc_embedding, fc_hidden = self._weights.pop("mtp.fc.weight").chunk(2, 1)  # the embedding comes first

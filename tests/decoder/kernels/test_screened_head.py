@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernarc.decoder.kernels.packing import quantise_int8, unpack
+from kernarc.decoder.kernels.packing import quantise, unpack
 from kernarc.decoder.kernels.products import CudaProducts, PlainProducts, Products
 from kernarc.decoder.kernels.screened_head import (
     HeadScratch,
@@ -62,7 +62,7 @@ def test_nan_gives_an_id_that_exists(device: str) -> None:
 def test_the_bound_holds_for_every_token(spread: float) -> None:
     torch.manual_seed(2)
     rows = (torch.randn(512, 256) * torch.rand(512, 1) * spread).bfloat16()
-    values, scale = quantise_int8(rows)
+    values, scale = quantise(rows, torch.int8)
     hidden = torch.randn(8, 256).half()
     head = ScreenedHead.build(rows, name="lm_head.weight")
     exact, screened = hidden.double() @ rows.double().T, hidden.double() @ unpack(head.screen).double().T
