@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ if importlib.util.find_spec("hypothesis"):  # kernels are also tested on GPU hos
 
     settings.register_profile("kernarc", deadline=None)  # a busy machine makes no test fail
     settings.load_profile("kernarc")
+
+# A shell that runs this in the background may have interrupts ignored, which every process that a test starts would
+# inherit, also those that a test interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
