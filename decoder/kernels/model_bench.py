@@ -1,8 +1,8 @@
 """Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
 
 `python -m kernarc.decoder.kernels.model_bench [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
-[--draft-rows 40960] [--prefill bf16,fp8] [--profile] [--sweep]`. Ids mean nothing here (device_check has those);
-bytes, products and caches are the model's own. Prints one line a measurement.
+[--draft-rows 40960] [--prefill bf16,fp8] [--gdn fused,split] [--profile] [--sweep]`. Ids mean nothing here
+(device_check has those); bytes, products and caches are the model's own. Prints one line a measurement.
 """
 
 import argparse
@@ -44,16 +44,21 @@ def main() -> None:
     weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
     window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
     products = CudaProducts(weights.linears(), card)
-    for kind in options.prefill.split(","):
+    gdns, kinds = options.gdn.split(","), options.prefill.split(",")
+    for gdn, kind in [(gdns[0], kind) for kind in kinds] + [(gdn, kinds[0]) for gdn in gdns[1:]]:
         start = time.perf_counter()
-        session = CudaSession(config, weights, products, max_context=window, device=card, prefill_fp8=kind == "fp8")
+        session = CudaSession(
+            config, weights, products, max_context=window, device=card,
+            prefill_fp8=kind == "fp8", fused_gdn=gdn == "fused",
+        )  # fmt: skip
         session.warm_up(drafts[0] if drafts else 0)
-        print(f"prefill in {kind}: warm-up {time.perf_counter() - start:.1f} s, {_gib():.1f} GiB", flush=True)
+        gib = torch.cuda.memory_allocated() / 2**30
+        print(f"prefill in {kind}, {gdn} GDN: warm-up {time.perf_counter() - start:.1f} s, {gib:.1f} GiB", flush=True)
         for depth in depths:
-            _measure(session, depth, drafts, options.steps)
-            if options.profile:
+            _measure(session, depth, drafts if kind == kinds[0] else [], options.steps)  # a step knows no prefill
+            if options.profile and gdn == gdns[0]:
                 profile_prefill(session, depth)
-        drafts = []  # a step is the same after either
+        del session
 
 
 def _options() -> argparse.Namespace:
@@ -65,13 +70,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--prefill", default="bf16", help="bf16, fp8, or both: bf16,fp8")
+    parser.add_argument("--gdn", default="fused", help="a GDN layer of a step: fused, split (three kernels), or both")
     parser.add_argument("--sweep", action="store_true", help="time the delta rule under several launch settings")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
     return parser.parse_args()
-
-
-def _gib() -> float:
-    return torch.cuda.memory_allocated() / 2**30
 
 
 def _prompt(session: CudaSession, depth: int) -> list[int]:
