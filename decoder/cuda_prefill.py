@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from .cancellation import raise_if_cancelled
 from .config import ModelConfig
+from .cuda_attention import CUDNN_ROWS, attend, has_cudnn_attention
 from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .errors import DecoderError
+from .kernels.fp8_rows import Fp8Rows, quantise_rows
 from .kernels.gdn_prefill import gdn_prefill, is_right
 from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
 from .kernels.packing import TILE, PackedLinear
-from .kernels.prefill import Part, add_norm, gated_norm, merge_and_gate, swiglu_into, unpack_into
+from .kernels.prefill import Out, add_norm, gated_norm, merge_and_gate, swiglu
 from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear
 from .kernels.rope_qk import rope_qk
+from .kernels.unpack import unpack_into
 
 log = logging.getLogger("kernarc.decoder")
 PIECE_ROWS = 16384  # prompt tokens read in one pass; every weight is unpacked once a pass
-CUDNN_ROWS = (16384, 8192)  # pieces of exactly these go through cuDNN, which plans every new shape for tens of ms
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """Normalised rows, as whoever reads them wants them: the layer's products perhaps in FP8, its gates never."""
+
+    wide: torch.Tensor | None
+    fp8: Fp8Rows | None
+
+    @property
+    def for_product(self) -> Out:
+        """What the next product multiplies."""
+        if self.fp8 is not None:
+            return self.fp8
+        return self.for_gates
+
+    @property
+    def for_gates(self) -> torch.Tensor:
+        """The values in the dense type."""
+        assert self.wide is not None, "made for a product only"
+        return self.wide
 
 
 class Prefill:
@@ -56,7 +77,7 @@ class Prefill:
         device = weights.embedding.device
         if fp8:
             check_fp8_products(device)
-        self._cudnn = device.type == "cuda" and _has_cudnn_attention(config, device)
+        self._cudnn = device.type == "cuda" and has_cudnn_attention(config, device)
         self._by_blocks = device.type != "cuda" or _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
@@ -101,20 +122,38 @@ class Prefill:
             start += size
 
     def _target(self, token_ids: torch.Tensor, start: int) -> torch.Tensor:
-        layers, eps = self.weights.layers, self.config.rms_norm_eps
+        layers = self.weights.layers
         stream = self.weights.embedding[token_ids].float()
-        normed = self._normed(stream, layers[0].in_norm)
-        next_norms = [*(layer.in_norm for layer in layers[1:]), self.weights.norm]
-        for layer, cache, next_norm in zip(layers, self.state.layers, next_norms, strict=True):
+        normed = Normed(self._normed(stream, layers[0].in_norm), None)
+        following: list[LayerWeights | None] = [*layers[1:], None]
+        for layer, cache, next_layer in zip(layers, self.state.layers, following, strict=True):
             if isinstance(layer.mixer, GdnMixer):
                 assert isinstance(cache, GdnCache)
                 mixed = self._gated_delta_net(normed, layer.mixer, cache, start)
             else:
                 assert isinstance(cache, AttentionCache)
-                mixed = self._attention(normed, layer.mixer, cache, start)
-            normed = add_norm(stream, self._product(mixed, layer.mixer.out), layer.mlp_norm, eps)
-            normed = add_norm(stream, self._mlp(normed, layer), next_norm, eps)
-        return normed
+                mixed = self._attention(normed.for_product, layer.mixer, cache, start)
+            normed = self._add_norm(stream, self._product(mixed, layer.mixer.out), layer.mlp_norm, layer.gate_up)
+            mlp = self._mlp(normed.for_product, layer)
+            if next_layer is None:
+                return self._add_norm(stream, mlp, self.weights.norm, None).for_gates
+            mixer = next_layer.mixer
+            if isinstance(mixer, GdnMixer):
+                normed = self._add_norm(stream, mlp, next_layer.in_norm, mixer.qkvz, with_wide=True)
+            else:
+                normed = self._add_norm(stream, mlp, next_layer.in_norm, mixer.qkv)
+        raise AssertionError("a model has layers")
+
+    def _add_norm(
+        self, stream: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, reader: PackedLinear | None,
+        *, with_wide: bool = False,
+    ) -> Normed:  # fmt: skip
+        """stream += y; its norm, in FP8 where `reader` multiplies so (and then wide only on request)."""
+        rows, width = y.shape
+        fp8 = Fp8Rows.empty(rows, width, y.device) if reader is not None and self._in_fp8(reader) else None
+        wide = torch.empty_like(y) if with_wide or fp8 is None else None
+        add_norm(stream, y, weight, self.config.rms_norm_eps, wide=wide, fp8=fp8)
+        return Normed(wide, fp8)
 
     def _mtp(self, following: torch.Tensor, hidden: torch.Tensor) -> None:
         """Keys and values of the MTP layer; its queries and its output are only ever needed at the newest position."""
@@ -127,53 +166,30 @@ class Prefill:
         residual = self._product(pair, mtp.fc).float()
         self._project(self._normed(residual, mtp.layer.in_norm), self._mtp_mixer or mtp.layer.mixer, cache)
 
-    def _mlp(self, normed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _mlp(self, normed: Out, layer: LayerWeights) -> torch.Tensor:
         gate_up = self._product(normed, layer.gate_up)
-        inner = swiglu_into(gate_up, gate_up.new_empty(len(gate_up), self.config.intermediate_size))
-        return self._product(inner, layer.down)
+        return self._product(swiglu(gate_up, self._room(len(gate_up), layer.down)), layer.down)
 
-    def _gated_delta_net(self, normed: torch.Tensor, mixer: GdnMixer, cache: GdnCache, start: int) -> torch.Tensor:
+    def _gated_delta_net(self, normed: Normed, mixer: GdnMixer, cache: GdnCache, start: int) -> Out:
         small, channels = mixer.small, self.config.conv_dim
-        rows = self._product(normed, mixer.qkvz)
-        b, a = (F.linear(normed, weight.to(normed.dtype)).float() for weight in (small.w_b, small.w_a))
+        rows, gate_rows = self._product(normed.for_product, mixer.qkvz), normed.for_gates
+        b, a = (F.linear(gate_rows, weight.to(gate_rows.dtype)).float() for weight in (small.w_b, small.w_a))
         g = -small.a_log.exp() * F.softplus(a + small.dt_bias)
         o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start, by_blocks=self._by_blocks)
         kept = torch.arange(max(0, len(rows) - RING.value), len(rows), device=rows.device)
         cache.raw[(start + kept) % RING.value] = rows[kept, :channels].to(ACTIVATION)
-        return gated_norm(o, rows[:, channels:], small.norm, self.config.rms_norm_eps)
+        room = self._room(len(rows), mixer.out)
+        return gated_norm(o, rows[:, channels:], small.norm, self.config.rms_norm_eps, room)
 
-    def _attention(
-        self, normed: torch.Tensor, mixer: AttentionMixer, cache: AttentionCache, start: int
-    ) -> torch.Tensor:
+    def _attention(self, normed: Out, mixer: AttentionMixer, cache: AttentionCache, start: int) -> Out:
         query, projected = self._project(normed, mixer, cache)
-        end = start + len(normed)
+        end = start + len(projected)
         heads_first = query.transpose(0, 1)[None]  # [1, heads, T, head dim]
-        inside, past = self._attend(heads_first, cache.keys[None, :, :end], cache.values[None, :, :end], start)
-        return merge_and_gate(inside, past, projected)
+        keys, values = cache.keys[None, :, :end], cache.values[None, :, :end]
+        inside, past = attend(heads_first, keys, values, start, cudnn=self._cudnn)
+        return merge_and_gate(inside, past, projected, self._room(len(projected), mixer.out))
 
-    def _attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
-    ) -> tuple[Part, Part | None]:
-        """Causal attention of the rows from `start` on, [1, heads, T, D], over keys and values [1, kv heads, ·, D].
-
-        cuDNN is 2.2 times as fast as flash on sm_90, but only masks squares: past and piece are attended apart.
-        """
-        rows = query.shape[2]
-        if self._cudnn and rows in CUDNN_ROWS:
-            inside = _cudnn_attention(query, keys[:, :, start:], values[:, :, start:], causal=True)
-            if not start:
-                return inside, None
-            return inside, _cudnn_attention(query, keys[:, :, :start], values[:, :, :start], causal=False)
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            mask = causal_lower_right(rows, start + rows) if start else None
-            whole = F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=mask, is_causal=not start, enable_gqa=True
-            )
-        return (whole[0], None), None
-
-    def _project(
-        self, normed: torch.Tensor, mixer: AttentionMixer, cache: AttentionCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _project(self, normed: Out, mixer: AttentionMixer, cache: AttentionCache) -> tuple[torch.Tensor, torch.Tensor]:
         """(queries fp16 [T, heads, head dim], the projection [T, …]); keys and values go into the cache.
 
         Of a projection without its query rows there are no queries.
@@ -200,9 +216,21 @@ class Prefill:
         rms_norm(x, weight, self.config.rms_norm_eps, out)
         return out
 
-    def _product(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        if self.fp8 and fits(packed):
-            return fp8_linear(x, packed, self._dense.view(torch.uint8))
+    def _in_fp8(self, packed: PackedLinear) -> bool:
+        return self.fp8 and fits(packed)
+
+    def _room(self, rows: int, reader: PackedLinear) -> Out:
+        """For what `reader` multiplies, in its format."""
+        device = self._dense.device
+        if self._in_fp8(reader):
+            return Fp8Rows.empty(rows, reader.k, device)
+        return torch.empty(rows, reader.k, dtype=self.dtype, device=device)
+
+    def _product(self, x: Out, packed: PackedLinear) -> torch.Tensor:
+        if self._in_fp8(packed):
+            rows = x if isinstance(x, Fp8Rows) else quantise_rows(x)
+            return fp8_linear(rows, packed, self._dense.view(torch.uint8), self.dtype)
+        assert isinstance(x, torch.Tensor)
         return F.linear(x, unpack_into(packed, self._dense))
 
 
@@ -238,25 +266,3 @@ def _trusted_form(state: SequenceState, weights: CudaWeights) -> bool:
                 "use another Triton version, or --device cpu; `pytest tests/decoder/kernels` shows what is wrong",
             )
     return True
-
-
-def _has_cudnn_attention(config: ModelConfig, device: torch.device) -> bool:
-    """Whether cuDNN attends at these heads; from sm_90 on it is also the faster one."""
-    if torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-
-    def rows(heads: int) -> torch.Tensor:
-        return torch.ones(1, heads, 64, config.head_dim, dtype=ACTIVATION, device=device)
-
-    keys = rows(config.num_key_value_heads)
-    try:
-        output, log = _cudnn_attention(rows(config.num_attention_heads), keys, keys, causal=False)
-    except RuntimeError:
-        return False
-    return log is not None and bool((output - 1).abs().max() < 1e-2)
-
-
-def _cudnn_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, causal: bool) -> Part:
-    """(output [heads, T, head dim], log of the softmax's sum [heads, T])."""
-    result = torch.ops.aten._scaled_dot_product_cudnn_attention(query, keys, values, None, True, 0.0, causal)
-    return result[0][0], result[1].view(result[0].shape[1:3])

@@ -5,60 +5,14 @@ arithmetic (activations keep 4 bits of mantissa), so prefill uses it on request 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 
 from ..errors import DecoderError
+from .fp8_rows import ROW_MULTIPLE, Fp8Rows, quantise_rows
 from .packing import BLOCK, PackedLinear
-from .prefill import unpack_into
-
-E4M3_MAX = tl.constexpr(448.0)
-ROW_MULTIPLE = 4  # cuBLAS wants rows, and scale columns, in fours
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Rows:
-    """values e4m3 [T', K]; scale fp32 [T', K/128] with the rows next to each other in memory, which multiplies."""
-
-    values: torch.Tensor
-    scale: torch.Tensor
-
-
-def quantise_rows_naive(x: torch.Tensor) -> Fp8Rows:
-    """Twin: x [T, K] → the largest value of each 128 columns at 448."""
-    blocks = x.float().view(len(x), -1, BLOCK)
-    scale = (blocks.abs().amax(-1) / E4M3_MAX.value).clamp_min(1e-12)
-    values = (blocks / scale[..., None]).clamp(-E4M3_MAX.value, E4M3_MAX.value).to(torch.float8_e4m3fn)
-    return Fp8Rows(values.view_as(x), scale)
-
-
-@triton.jit
-def quantise_kernel(p_x, p_values, p_scale, rows, scale_stride, K: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr):
-    """Program t: row t; rows beyond the end are zeros."""
-    row = tl.program_id(0).to(tl.int64)
-    o_block = tl.arange(0, BLOCKS)
-    column = o_block[:, None] * B + tl.arange(0, B)[None, :]
-    inside = column < K
-    x = tl.load(p_x + row * K + column, mask=inside & (row < rows), other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=1) / E4M3_MAX, 1e-12)
-    value = tl.minimum(tl.maximum(x / scale[:, None], -E4M3_MAX), E4M3_MAX)
-    tl.store(p_values + row * K + column, value.to(p_values.dtype.element_ty), mask=inside)
-    tl.store(p_scale + o_block * scale_stride + row, scale, mask=o_block * B < K)
-
-
-def quantise_rows(x: torch.Tensor) -> Fp8Rows:
-    """x [T, K], K a multiple of 128 → T' ≥ T rows, a multiple of four."""
-    rows, k = x.shape
-    padded = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
-    values = torch.empty(padded, k, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(k // BLOCK, padded, dtype=torch.float32, device=x.device)
-    quantise_kernel[(padded,)](
-        x, values, scale, rows, padded, K=k, BLOCKS=triton.next_power_of_2(k // BLOCK), B=BLOCK, num_warps=8
-    )  # fmt: skip
-    return Fp8Rows(values, scale.t())
+from .prefill import add_norm, gated_norm, merge_and_gate, swiglu
+from .unpack import unpack_into
 
 
 def fits(packed: PackedLinear) -> bool:
@@ -79,11 +33,11 @@ def fp8_product(x: Fp8Rows, weights: torch.Tensor, scales: torch.Tensor, out_dty
     return (x.values.float() * x.scale.repeat_interleave(BLOCK, 1) @ dense.t()).to(out_dtype)
 
 
-def fp8_linear(x: torch.Tensor, packed: PackedLinear, room: torch.Tensor) -> torch.Tensor:
-    """x [T, K] → [T, N] in x's dtype; `room` uint8 holds the unpacked weights meanwhile. `packed` must fit."""
+def fp8_linear(x: Fp8Rows, packed: PackedLinear, room: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """x [T', K] → [T, N]; `room` uint8 holds the unpacked weights meanwhile. `packed` must fit."""
     assert packed.scales is not None
     weights = unpack_into(packed, room).view(torch.float8_e4m3fn)
-    return fp8_product(quantise_rows(x), weights, packed.scales, x.dtype)[: len(x)]
+    return fp8_product(x, weights, packed.scales, out_dtype)[: x.rows]
 
 
 def check_fp8_products(device: torch.device) -> None:
@@ -103,5 +57,18 @@ def check_fp8_products(device: torch.device) -> None:
 
 
 def example_launches(empty: Callable[..., torch.Tensor]) -> None:
-    """The kernel at the 27B shapes, for the compile check."""
-    quantise_rows(empty(64, 17408, dtype=torch.bfloat16))
+    """The kernels at the 27B shapes, for the compile check."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+
+    def room(width: int) -> Fp8Rows:
+        values = empty(64, width, dtype=torch.float8_e4m3fn)
+        return Fp8Rows(values, empty(width // BLOCK, 64, dtype=fp32).t(), 64)
+
+    quantise_rows(empty(64, 10240, dtype=bf16))
+    rows = empty(64, 5120, dtype=bf16)
+    for wide in (rows, None):
+        add_norm(empty(64, 5120, dtype=fp32), rows, empty(5120, dtype=bf16), 1e-6, wide=wide, fp8=room(5120))
+    swiglu(empty(64, 34816, dtype=bf16), room(17408))
+    gated_norm(empty(64, 48, 128), empty(64, 6144, dtype=bf16), empty(128, dtype=bf16), 1e-6, room(6144))
+    part = (empty(24, 64, 256), empty(24, 64, dtype=fp32))
+    merge_and_gate(part, part, empty(64, 14336, dtype=bf16), room(6144))

@@ -6,7 +6,7 @@ import torch
 
 from .linear import X_SCALE, Epilogue, Norm, Residual, Workspace, linear
 from .packing import PackedLinear, unpack
-from .prefill import swiglu_into
+from .prefill import swiglu
 
 
 class Products(Protocol):
@@ -49,7 +49,7 @@ class CudaProducts:
             return
         gate_up = self._gate_up[: x.shape[0] * packed.n].view(x.shape[0], packed.n)
         self.store(x, packed, gate_up, norm)
-        swiglu_into(gate_up, out)
+        swiglu(gate_up, out)
 
     def argmax(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor) -> None:
         """As Products."""

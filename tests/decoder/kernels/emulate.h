@@ -119,6 +119,13 @@ static u32 to_half(float v) {
     std::memcpy(&bits, &h, 2);
     return bits;
 }
+static u32 pair_of_bf16(float low, float high) {  // to nearest even; no NaN
+    u32 bits[2];
+    std::memcpy(&bits[0], &low, 4);
+    std::memcpy(&bits[1], &high, 4);
+    for (u32& b : bits) b = b + 0x7fff + (b >> 16 & 1) >> 16;
+    return bits[0] | bits[1] << 16;
+}
 template <class Out, class In> static Out read(const In* p) {
     Out v;
     std::memcpy(&v, p, sizeof v);

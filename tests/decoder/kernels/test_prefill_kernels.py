@@ -1,6 +1,4 @@
-"""Prefill kernels against their twins: chunked delta rule, weights unpacked, norms, merged attention, FP8."""
-
-import dataclasses
+"""The chunked delta rule of prefill against its twin, and weights as they lie when packed."""
 
 import pytest
 import torch
@@ -9,18 +7,10 @@ from kernarc.decoder.cuda_prefill import rows_from
 from kernarc.decoder.kernels import gdn_prefill as gdn_prefill_module
 from kernarc.decoder.kernels.gdn_prefill import gdn_prefill, is_right
 from kernarc.decoder.kernels.gdn_prepare import conv_naive
-from kernarc.decoder.kernels.gdn_verify import delta_rule_naive, gated_norm_naive
-from kernarc.decoder.kernels.norm import rms_norm_naive
+from kernarc.decoder.kernels.gdn_verify import delta_rule_naive
 from kernarc.decoder.kernels.packing import pack_bf16, pack_fp8, unpack
-from kernarc.decoder.kernels.prefill import (
-    add_norm,
-    gated_norm,
-    merge_and_gate,
-    merge_and_gate_naive,
-    swiglu_into,
-    unpack_into,
-)
-from kernarc.decoder.kernels.prefill_fp8 import fits, fp8_linear, fp8_product, quantise_rows, quantise_rows_naive
+from kernarc.decoder.kernels.prefill_fp8 import fits
+from kernarc.decoder.kernels.unpack import unpack_into
 from kernarc.decoder.random_cuda_weights import RandomWeights
 from kernarc.decoder.shapes import read_shape
 
@@ -83,27 +73,6 @@ def test_a_wrong_delta_rule_is_noticed(device: str, monkeypatch: pytest.MonkeyPa
     assert not check(by_blocks=False)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(144, 264), (128, 128), (32, 40)])
-def test_unpacking_gives_back_the_weights(rows: int, columns: int, device: str) -> None:
-    values = torch.randint(0, 256, (rows, columns), dtype=torch.uint8)
-    values[(values & 0x7F) == 0x7F] = 0x3F  # NaN codes are refused by the packing
-    scale = torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5
-    parts = [(part.view(torch.float8_e4m3fn), scale) for part in (values, values.flip(0))]
-    dense = torch.randn(rows, columns).to(torch.bfloat16)
-    for packed in (pack_fp8(parts[:1]), pack_fp8(parts), pack_fp8(parts, interleave=True), pack_bf16(dense)):
-        on_device = type(packed)(
-            *(field.to(device) if isinstance(field, torch.Tensor) else field for field in _fields(packed))
-        )
-        out = torch.full((packed.n * packed.k + 8,), float("nan"), device=device)
-        assert torch.equal(unpack_into(on_device, out).cpu(), unpack(packed))
-        assert out[packed.n * packed.k :].isnan().all()
-        if packed.is_fp8:  # as bytes, without scales
-            raw = torch.full((packed.n * packed.k + 8,), 0x7F, dtype=torch.uint8, device=device)
-            unscaled = unpack(dataclasses.replace(packed, scales=torch.ones_like(packed.scales)))
-            assert torch.equal(unpack_into(on_device, raw).view(torch.float8_e4m3fn).float().cpu(), unscaled)
-            assert (raw[packed.n * packed.k :] == 0x7F).all()
-
-
 def test_the_last_rows_alone_are_the_last_rows(device: str) -> None:
     values = torch.randint(0, 0x7F, (384, 256), dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
     scale = torch.rand(3, 2, device=device) + 0.5
@@ -119,90 +88,6 @@ def test_the_last_rows_alone_are_the_last_rows(device: str) -> None:
     assert cut is not None
     assert torch.equal(unpack(cut), dense[128:].float())
     assert rows_from(packed, 64) is None
-
-
-def _fields(packed: object) -> list[object]:
-    return [getattr(packed, name) for name in packed.__dataclass_fields__]  # type: ignore[attr-defined]
-
-
-def test_swiglu_and_gated_norm_equal_their_twins(device: str) -> None:
-    gate_up = torch.randn(5, 2 * 1100, device=device)
-    out = torch.full((5, 1100), float("nan"), device=device)
-    gate, up = gate_up.chunk(2, -1)
-    torch.testing.assert_close(swiglu_into(gate_up, out), torch.nn.functional.silu(gate) * up)
-    o = torch.randn(5, 3, 16, device=device).to(torch.float16)
-    wide = torch.randn(5, 100, device=device)
-    weight = torch.randn(16, device=device)
-    expected = gated_norm_naive(o.float(), wide[:, 52:].view(5, 3, 16), weight, 1e-6).flatten(1)
-    torch.testing.assert_close(gated_norm(o, wide[:, 52:], weight, 1e-6), expected)
-
-
-@pytest.mark.parametrize("width", [96, 160])
-def test_residual_addition_and_norm(width: int, device: str) -> None:
-    stream, y = torch.randn(5, width, device=device), torch.randn(5, width, device=device)
-    weight = torch.randn(width, device=device)
-    expected = stream + y
-    normed = add_norm(stream, y, weight, 1e-6)
-    assert torch.equal(stream, expected)
-    torch.testing.assert_close(normed, rms_norm_naive(expected, weight, 1e-6))
-
-
-@pytest.mark.parametrize("two_parts", [False, True])
-def test_merged_attention_is_attention_over_all_keys(two_parts: bool, device: str) -> None:
-    """Three heads of 16, rows that see 40 keys, split at key 24; the outputs lie as [T, H, D] in memory."""
-    q, k, v = torch.randn(3, 5, 16), torch.randn(3, 40, 16), torch.randn(3, 40, 16)
-    qkv = torch.randn(5, 3 * 32 + 7)
-
-    def part(keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = q @ k[:, keys].mT
-        out = (scores.softmax(-1) @ v[:, keys]).transpose(0, 1).contiguous().to(device).transpose(0, 1)
-        return out, scores.logsumexp(-1).to(device)
-
-    whole = part(slice(40))
-    parts = (part(slice(24)), part(slice(24, 40))) if two_parts else ((whole[0], None), None)
-    merged = merge_and_gate(*parts, qkv.to(device)).cpu()
-    gate = qkv[:, : 3 * 32].view(5, 3, 2, 16)[:, :, 1]
-    expected = merge_and_gate_naive((whole[0].cpu(), None), None, gate)
-    torch.testing.assert_close(merged, expected, rtol=1e-4, atol=1e-5)
-    if two_parts:
-        on_cpu = [(out.cpu(), log.cpu()) for out, log in parts]  # type: ignore[misc]
-        torch.testing.assert_close(merge_and_gate_naive(*on_cpu, gate), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 4, 5])
-def test_rows_quantise_as_their_twin(rows: int, device: str) -> None:
-    x = torch.randn(rows, 640, device=device) * torch.logspace(-6, 3, 640, device=device)
-    x[0, :128] = 0
-    x = x.to(torch.bfloat16).float()
-    quantised, twin = quantise_rows(x), quantise_rows_naive(x)
-    assert quantised.values.shape[0] % 4 == 0
-    assert quantised.scale.stride(0) == 1
-    torch.testing.assert_close(quantised.scale[:rows], twin.scale)
-    assert not quantised.values[rows:].float().any()
-    restored = quantised.values[:rows].float().view(rows, -1, 128) * quantised.scale[:rows, :, None]
-    rounding = 1 / 16 if device == "cuda" else 1 / 2  # the interpreter loses the carry of a mantissa that rounds up
-    bound = x.view(rows, -1, 128).abs() * rounding + quantised.scale[:rows, :, None] * 2**-9  # subnormals
-    assert ((restored - x.view(rows, -1, 128)).abs() <= bound * 1.001).all()
-
-
-@pytest.mark.parametrize("rows", [3, 8])
-def test_fp8_products(rows: int, device: str) -> None:
-    """Against fp64 on the quantised operands: bf16 output is all that is lost."""
-    if device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("no block-scaled FP8 product before sm_90")
-    values = torch.randint(0, 0x7F, (256, 512), dtype=torch.uint8, device=device)
-    scale = torch.rand(2, 4, device=device) + 0.5
-    packed = pack_fp8([(values.view(torch.float8_e4m3fn), scale)])
-    assert fits(packed)
-    assert not fits(pack_fp8([(values[:, :384].contiguous().view(torch.float8_e4m3fn), scale[:, :3])]))
-    x = torch.randn(rows, 512, device=device).to(torch.bfloat16)
-    product = fp8_linear(x, packed, torch.empty(256 * 512, dtype=torch.uint8, device=device))
-    quantised = quantise_rows(x)
-    exact = quantised.values.double() * quantised.scale.double().repeat_interleave(128, 1)
-    assert relative(product, exact[:rows] @ unpack(packed).double().t()) < 3e-3
-    if device == "cuda":
-        assert relative(product, x.double() @ unpack(packed).double().t()) < 5e-2
-    assert torch.equal(product, fp8_product(quantised, values.view(torch.float8_e4m3fn), scale, torch.bfloat16)[:rows])
 
 
 def test_random_weights_lie_as_packed_ones(device: str) -> None:
