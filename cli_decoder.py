@@ -18,30 +18,35 @@ DIRECTORY = click.Path(path_type=Path)
 DEVICES = click.Choice(["auto", "cpu", "cuda"])
 
 
-class DraftCount(click.ParamType[int | str]):
-    """A number of drafts, or auto."""
+class CountOr(click.ParamType[int | str]):
+    """A number of something, or a word."""
 
-    name = "drafts"
+    def __init__(self, name: str, word: str) -> None:
+        self.name, self.word = name, word
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int | str:
         """As click calls it."""
-        if value == "auto" or isinstance(value, int):
-            return str(value) if value == "auto" else int(value)
+        if value == self.word or isinstance(value, int):
+            return str(value) if value == self.word else int(value)
         try:
             return click.IntRange(0).convert(value, parameter, context)
         except click.BadParameter:
-            self.fail(f"{value!r} is neither a number of drafts nor auto", parameter, context)
+            self.fail(f"{value!r} is neither a number of {self.name} nor {self.word}", parameter, context)
 
 
 def loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """What serve and generate may say about how a model is loaded and run."""
     options = (
         click.option(
-            "--num-speculative-tokens", type=DraftCount(), default=3, show_default=True, metavar="K|auto",
+            "--num-speculative-tokens", type=CountOr("drafts", "auto"), default=3, show_default=True, metavar="K|auto",
             help="Drafts a step; auto: chosen by recent acceptance. Output unchanged.",
         ),
         click.option(
             "--draft-vocab", type=DIRECTORY, metavar="FILE", help="Draft only these tokens (JSON). Output unchanged."
+        ),
+        click.option(
+            "--draft-context", type=CountOr("prompt positions", "all"), metavar="N|all",
+            help="Finish only a prompt's last N positions for the drafts. Output unchanged. [default: 512 on a CPU]",
         ),
         click.option("--device", type=DEVICES, default="auto", show_default=True),
         click.option("--quantize", type=click.Choice(["fp8"]), help="On a card: bf16 linears become FP8 as they load."),

@@ -55,21 +55,25 @@ class GatedAttention:
         self.rope = rope
         self.future = torch.full((BLOCK, BLOCK), float("-inf"), device=self.in_proj.device).triu_(1)
 
-    def forward(self, x: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
-        """x [R, H] at positions start … start + R − 1 → gated output [R, heads·D], before out_proj."""
+    def forward(self, x: torch.Tensor, cache: KeyValueCache, start: int, skipped: int = 0) -> torch.Tensor:
+        """x [R, H] at positions start … start + R − 1 → gated output [R − skipped, heads·D], before out_proj.
+
+        Of the first `skipped` rows only keys and values are kept.
+        """
         rows = x.shape[0]
         qk, value, gate = torch.split_with_sizes(x @ self.in_proj, self.widths, -1)
         qk = self.rope.rotate_(self.qk_norm(qk.view(rows, -1, self.dim)), start)
         query, key = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
         cache.write(start, key, value.view(rows, self.kv_heads, self.dim))
         # the query heads of one kv head become rows of one product: [kv heads, group, R, D]
-        query = query.view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)
-        if rows <= BLOCK:
-            mixed = self._attend(query, cache, start)
+        query = query.view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)[:, :, skipped:]
+        first = start + skipped
+        if query.shape[2] <= BLOCK:
+            mixed = self._attend(query, cache, first)
         else:
             blocks = enumerate(torch.split(query, BLOCK, 2))
-            mixed = torch.cat([self._attend(block, cache, start + i * BLOCK) for i, block in blocks])
-        return mixed.mul_(gate.sigmoid())
+            mixed = torch.cat([self._attend(block, cache, first + i * BLOCK) for i, block in blocks])
+        return mixed.mul_(gate[skipped:].sigmoid())
 
     def _attend(self, query: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
         """Causal attention of [kv heads, group, r, D] at positions start … → [r, heads·D]."""
@@ -81,4 +85,5 @@ class GatedAttention:
             latest = scores.view(self.kv_heads, self.group, rows, end).narrow(3, start, rows)
             latest.add_(self.future[:rows, :rows])
         mixed = torch.bmm(scores.softmax(-1), cache.values.narrow(1, 0, end))  # [kv heads, group·r, D]
-        return mixed.view(self.kv_heads, self.group, rows, self.dim).permute(2, 0, 1, 3).reshape(rows, -1)
+        mixed = mixed.view(self.kv_heads, self.group, rows, self.dim).permute(2, 0, 1, 3)
+        return mixed.reshape(rows, self.heads * self.dim)

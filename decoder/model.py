@@ -33,16 +33,19 @@ class DecoderLayer:
         self.gate_up = self.mlp_norm.fold([weights["mlp.gate_proj.weight"], weights["mlp.up_proj.weight"]])  # [H, 2·I]
         self.down = weights["mlp.down_proj.weight"].t().contiguous()  # [I, H]
 
-    def forward(self, x: torch.Tensor, state: KeyValueCache | DeltaNetState, start: int) -> torch.Tensor:
-        """x [R, H] at positions start … start + R − 1 → [R, H]."""
+    def forward(
+        self, x: torch.Tensor, state: KeyValueCache | DeltaNetState, start: int, skipped: int = 0
+    ) -> torch.Tensor:
+        """x [R, H] at positions start … start + R − 1 → [R, H]; the first `skipped` rows go without the mixer."""
         normed = self.mixer_norm(x)
         if isinstance(self.mixer, GatedAttention):
             assert isinstance(state, KeyValueCache)
-            mixed = self.mixer.forward(normed, state, start)
+            mixed = self.mixer.forward(normed, state, start, skipped)
         else:
             assert isinstance(state, DeltaNetState)
-            mixed = self.mixer.forward(normed, state)
-        x = torch.addmm(x, mixed, self.mixer.out_proj)
+            mixed = self.mixer.forward(normed, state)[skipped:]
+        served = torch.addmm(x[skipped:], mixed, self.mixer.out_proj)
+        x = torch.cat([x[:skipped], served]) if skipped else served
         gate, up = (self.mlp_norm(x) @ self.gate_up).view(x.shape[0], 2, -1).unbind(1)
         return torch.addmm(x, F.silu(gate).mul_(up), self.down)
 
@@ -65,11 +68,14 @@ class Model:
         """[R] → [R, H]."""
         return self.embedding.index_select(0, token_ids)
 
-    def forward(self, token_ids: torch.Tensor, state: SequenceState, start: int) -> torch.Tensor:
-        """Token ids [R] at positions start … → hidden states after the final norm [R, H]; GDN rows are left pending."""
+    def forward(self, token_ids: torch.Tensor, state: SequenceState, start: int, skipped: int = 0) -> torch.Tensor:
+        """Token ids [R] at positions start … → hidden states after the final norm [R, H]; GDN rows are left pending.
+
+        In the last layer the first `skipped` rows go without the mixer, but for its state.
+        """
         x = self.embed(token_ids)
         for layer, layer_state in zip(self.layers, state.layers, strict=True):
-            x = layer.forward(x, layer_state, start)
+            x = layer.forward(x, layer_state, start, skipped if layer is self.layers[-1] else 0)
         return self.norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from .attention import Rope
 from .cache import KeyValueCache, SequenceState
 from .cancellation import raise_if_cancelled
 from .config import ModelConfig
+from .draft_context import skipped_rows
 from .draft_vocabulary import DraftVocabulary
 from .model import Model, Weights
 from .mtp import MtpHead
@@ -32,10 +33,13 @@ class TorchSession:
         max_context: int,
         device: str = "cpu",
         draft_vocabulary: DraftVocabulary | None = None,
+        draft_context: int | None = None,
     ) -> None:
         """weights: Checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here.
 
-        draft_vocabulary: the tokens that may be drafted, all of them unless given; never changes the output.
+        draft_vocabulary: the tokens that may be drafted, all of them unless given. draft_context: how many of a
+        prompt's last positions are finished for the MTP head (draft_context.py), all of them unless given. Neither ever
+        changes the output.
         """
         self._prefill_threads = torch.get_num_threads()
         is_small = sum(weight.numel() for weight in weights.values()) < _ONE_THREAD_WEIGHTS
@@ -43,6 +47,7 @@ class TorchSession:
         rope = Rope(config, max_context, device)
         self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
         self.model = Model(config, weights, rope)
+        self.draft_context = 0 if self.mtp is None else draft_context
         self._draft_ids: torch.Tensor | None = None  # [R], the token of each row of the draft head
         if draft_vocabulary is not None:
             self._draft_ids = draft_vocabulary.rows(1, config.vocab_size).to(device)
@@ -67,7 +72,8 @@ class TorchSession:
         for start in range(0, len(prompt), PREFILL_ROWS):
             raise_if_cancelled()
             token_ids = prompt[start : start + PREFILL_ROWS]
-            hidden = self.model.forward(token_ids, self.state, start)  # [R, H]
+            skipped = skipped_rows(start, len(token_ids), len(prompt), self.draft_context)
+            hidden = self.model.forward(token_ids, self.state, start, skipped)  # [R, H]
             self.state.commit(len(token_ids))
             following = prompt[start + 1 : start + len(token_ids) + 1]
             if self.mtp is not None and len(following):

@@ -39,6 +39,7 @@ class BuildConfig(ConfigModel):
     model: ModelSource | None = None  # None: the one the bench or gate names
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] | None = None
     draft_vocab: str | None = None  # kernarc only: file of the tokens to draft; "model": draft_vocab.json beside it
+    draft_context: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # kernarc only; None: its own default
     device: Literal["auto", "cpu", "cuda"] = "auto"
     python: str | None = None  # interpreter that starts the engine; None: the engine's own
     pythonpath: tuple[str, ...] = ()  # put before everything else
@@ -63,8 +64,9 @@ class BuildConfig(ConfigModel):
             raise ValueError("'url' belongs to engine 'endpoint', which needs it")
         if self.engine == "endpoint" and (self.extra_args or self.environment or self.python or self.pythonpath):
             raise ValueError("an endpoint is not started by us: extra_args, environment, python, pythonpath do nothing")
-        if self.draft_vocab is not None and self.engine != "kernarc":
-            raise ValueError("'draft_vocab' belongs to engine 'kernarc'")
+        for key in ("draft_vocab", "draft_context"):
+            if getattr(self, key) is not None and self.engine != "kernarc":
+                raise ValueError(f"'{key}' belongs to engine 'kernarc'")
         if self.api == "chat" and self.tokenizer is None:
             raise ValueError("'api: chat' belongs to engine 'endpoint' and needs a 'tokenizer', to make text for it")
         return self

@@ -35,8 +35,8 @@ API void kernarc_bind_halves(Engine* engine, uint16_t* keys, uint16_t* values) {
 
 API void kernarc_reset(Engine* engine) { engine->reset(); }
 
-API void kernarc_prefill(Engine* engine, const int64_t* ids, int rows, int64_t start, int following) {
-  engine->prefill(ids, rows, start, following);
+API void kernarc_prefill(Engine* engine, const int64_t* ids, int rows, int64_t start, int skipped, int following) {
+  engine->prefill(ids, rows, start, skipped, following);
 }
 
 API int64_t kernarc_first_token(Engine* engine, int last_row) { return engine->first_token(last_row); }

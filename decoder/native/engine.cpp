@@ -3,9 +3,10 @@
 
 #include <algorithm>
 
-// Token ids at positions start ... -> hidden rows after the final norm. A prefill commits as it goes; a verify leaves
-// its GDN rows pending. Called by every member of the team.
-void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, bool is_prefill) {
+// Token ids at positions start ... -> hidden rows after the final norm. In the last layer the first `skipped` rows go
+// without the mixer, but for its state. A prefill commits as it goes; a verify leaves its GDN rows pending. Called by every
+// member of the team.
+void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, int skipped, bool is_prefill) {
   Member& own = members[member];
   const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
   const auto by_rows = [&](auto&& task) {
@@ -18,23 +19,26 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
   };
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
+    const bool is_last = i + 1 == layers.size();
+    const int begin = is_last ? skipped : 0;  // rows that the mixer serves
     PendingRows& kept = is_prefill ? shared : pending[i];
     by_rows([&](int first, int count) {
       if (i == 0) {
-        project_first(ids, first, count);
+        project_first(ids, first, count, begin);
       } else {
         normalise(layer.mixer_norm, first, count, normed);
-        project(layer, first, count);
+        project(layer, first, count, begin);
       }
       if (!layer.is_attention) return;
-      turn_queries(first, count, layer.q_norm, start);
+      const int from = std::clamp(begin, first, first + count);
+      turn_queries(from, first + count - from, layer.q_norm, start);
       store_keys(layer, first, count, start);
     });
     if (layer.is_attention) {
       team.tasks(blocks * m.kv_heads, [&](int task) {
         const int block = blocks - 1 - task / m.kv_heads;  // the longest first
-        attend_rows(layer, own, task % m.kv_heads, block * ROW_BLOCK, std::min(ROW_BLOCK, rows - block * ROW_BLOCK),
-                    start);
+        const int first = std::max(block * ROW_BLOCK, begin), end = std::min((block + 1) * ROW_BLOCK, rows);
+        if (first < end) attend_rows(layer, own, task % m.kv_heads, first, end - first, start);
       });
     } else {
       by_rows([&](int first, int count) { gdn_rows(layer, kept, first, count); });
@@ -46,9 +50,11 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
       }
     }
     by_rows([&](int first, int count) {
-      if (!layer.is_attention) gdn_gate(layer, first, count);
-      finish_layer(layer, x.row(0), normed.row(0), first, count);
-      if (i + 1 == layers.size()) normalise(m.final_norm, first, count, hidden);
+      const int from = std::clamp(begin, first, first + count);
+      if (!layer.is_attention) gdn_gate(layer, from, first + count - from);
+      const int read = m.has_mtp ? first : from;  // only an MTP head reads the others
+      finish_layer(layer, x.row(0), normed.row(0), read, first + count - read, begin);
+      if (is_last) normalise(m.final_norm, read, first + count - read, hidden);
     });
   }
 }
@@ -73,10 +79,11 @@ void Engine::reset() {
   backlog_rows = 0;
 }
 
-// Read the next rows of a prompt; `following` of them have a known next token, which the MTP head reads too.
-void Engine::prefill(const int64_t* ids, int rows, int64_t start, int following) {
+// Read the next rows of a prompt; `following` of them have a known next token, which the MTP head reads too. The first
+// `skipped` rows are there for its keys and values alone.
+void Engine::prefill(const int64_t* ids, int rows, int64_t start, int skipped, int following) {
   team.run([&](int member) {
-    forward(team, member, ids, rows, start, true);
+    forward(team, member, ids, rows, start, skipped, true);
     if (!m.has_mtp) return;
     team.tasks((following + ROW_BLOCK - 1) / ROW_BLOCK, [&](int block) {
       const int first = block * ROW_BLOCK;
@@ -102,7 +109,7 @@ int Engine::step(const int64_t* drafts, int count, int64_t* tokens) {
   int64_t ids[MAX_VERIFY_ROWS];
   ids[0] = last_token;
   std::copy(drafts, drafts + count, ids + 1);
-  forward(alone, 0, ids, count + 1, context_length, false);
+  forward(alone, 0, ids, count + 1, context_length, 0, false);
   score(m.head, hidden.row(0), hidden.stride, count + 1);
   for (int r = 0; r <= count; ++r) tokens[r] = argmax(logits.row(r), m.vocab);
   int accepted = 0;

@@ -58,12 +58,12 @@ class Engine {
   Rows backlog;  // [MAX_BACKLOG, hidden]
 
   void reset();
-  void prefill(const int64_t* ids, int rows, int64_t start, int following);
+  void prefill(const int64_t* ids, int rows, int64_t start, int skipped, int following);
   int64_t first_token(int last_row);
   void draft(int count, int64_t* drafts);
   int step(const int64_t* drafts, int count, int64_t* tokens);
   void read_backlog(bool finish);
-  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, bool is_prefill);
+  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, int skipped, bool is_prefill);
 
   Rows hidden;  // [MAX_ROWS, hidden] after the final norm
   Rows logits;  // [MAX_VERIFY_ROWS, vocab]
@@ -89,8 +89,8 @@ class Engine {
   void fc_embedding(int64_t id, float* scratch, float* out) const;
   void allocate(int proj_width, int kv_width);
   void fill_tables();
-  void project_first(const int64_t* ids, int first, int rows);
-  void project(const Layer& layer, int first, int rows);
+  void project_first(const int64_t* ids, int first, int rows, int skipped);
+  void project(const Layer& layer, int first, int rows, int skipped);
   void store_keys(const Layer& layer, int first, int rows, int64_t start);
   void store_half_row(const Layer& layer, int kv_head, int64_t position, const float* key, const float* value);
   void turn_queries(int first, int rows, const float* norm, int64_t start);
@@ -98,7 +98,7 @@ class Engine {
   void gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows);
   void gdn_head(const Layer& layer, PendingRows& kept, Member& own, int head, int rows, bool is_prefill);
   void gdn_gate(const Layer& layer, int first, int rows);
-  void finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows);
+  void finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows, int skipped);
   DeltaHead delta_head(PendingRows& kept, int head, int row) const;
   void mtp_keys(const int64_t* tokens, const float* hidden_rows, long stride, int first, int rows, int64_t start);
   void mtp_finish(int row, int64_t position);

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-// The first layer's projections of the embeddings of `ids`.
-void Engine::project_first(const int64_t* ids, int first, int rows) {
+// The first layer's projections of the embeddings of `ids`, as `project` has them.
+void Engine::project_first(const int64_t* ids, int first, int rows, int skipped) {
   for (int r = first; r < first + rows; ++r) {
     embed(ids[r], x.row(r));
     if (!first_table.stride) {
@@ -15,11 +15,13 @@ void Engine::project_first(const int64_t* ids, int first, int rows) {
     std::memcpy(proj.row(r), from, proj.stride * sizeof(float));
     if (layers[0].is_attention) std::memcpy(kv.row(r), from + proj.stride, kv.stride * sizeof(float));
   }
-  if (!first_table.stride) project(layers[0], first, rows);
+  if (!first_table.stride) project(layers[0], first, rows, skipped);
 }
 
-void Engine::project(const Layer& layer, int first, int rows) {
-  linear(layer.in_proj, normed.row(first), normed.stride, rows, proj.row(first), proj.stride);
+// Projections of rows first ...; where the layer attends, rows before `skipped` get keys and values alone.
+void Engine::project(const Layer& layer, int first, int rows, int skipped) {
+  const int from = layer.is_attention ? std::clamp(skipped, first, first + rows) : first;
+  linear(layer.in_proj, normed.row(from), normed.stride, first + rows - from, proj.row(from), proj.stride);
   if (layer.is_attention) linear(layer.kv_proj, normed.row(first), normed.stride, rows, kv.row(first), kv.stride);
 }
 
@@ -141,11 +143,12 @@ void Engine::gdn_gate(const Layer& layer, int first, int rows) {
                  mixed.row(r) + h * m.value_dim);
 }
 
-// x += out_proj(mixed), then x += mlp(norm(x)).
-void Engine::finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows) {
+// x += out_proj(mixed) from row `skipped` on, then x += mlp(norm(x)).
+void Engine::finish_layer(const Layer& layer, float* x_rows, float* normed_rows, int first, int rows, int skipped) {
   const long stride = x.stride;
+  const int from = std::clamp(skipped, first, first + rows);
   float *own = x_rows + first * stride, *own_normed = normed_rows + first * stride;
-  add_linear(layer.out_proj, mixed.row(first), mixed.stride, rows, own, stride);
+  add_linear(layer.out_proj, mixed.row(from), mixed.stride, first + rows - from, x_rows + from * stride, stride);
   for (int r = 0; r < rows; ++r) rms_norm(own + r * stride, layer.mlp_norm, m.hidden, m.eps, own_normed + r * stride);
   product(layer.gate_up, own_normed, stride, rows, [&](int begin, int size, int column, int, const float* tile) {
     for (int r = 0; r < size; ++r)

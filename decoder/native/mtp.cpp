@@ -20,7 +20,7 @@ void Engine::mtp_finish(int row, int64_t position) {
   linear(mtp_layer.in_proj, mtp_normed.row(row), mtp_normed.stride, 1, proj.row(row), proj.stride);
   turn_queries(row, 1, mtp_layer.q_norm, start);
   for (int h = 0; h < m.kv_heads; ++h) attend_rows(mtp_layer, members[0], h, row, 1, start);
-  finish_layer(mtp_layer, mtp_x.row(0), mtp_normed.row(0), row, 1);
+  finish_layer(mtp_layer, mtp_x.row(0), mtp_normed.row(0), row, 1, 0);
   rms_norm(mtp_x.row(row), m.mtp_norm, m.hidden, m.eps, mtp_hidden.row(0));
 }
 

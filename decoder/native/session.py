@@ -11,6 +11,7 @@ import torch
 
 from ..cancellation import raise_if_cancelled
 from ..config import ModelConfig
+from ..draft_context import skipped_rows
 from ..draft_vocabulary import DraftVocabulary
 from .build import NativeUnavailableError
 from .state import NativeKeyValueCache, NativeState
@@ -32,8 +33,12 @@ class NativeSession:
         *,
         max_context: int,
         draft_vocabulary: DraftVocabulary | None = None,
+        draft_context: int | None = None,
     ) -> None:
-        """weights: checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here."""
+        """weights: checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here.
+
+        draft_vocabulary, draft_context: as in TorchSession.
+        """
         self._weights = NativeWeights(
             config,
             weights,
@@ -43,6 +48,7 @@ class NativeSession:
         )
         self._library = library
         self.has_mtp = self._weights.has_mtp
+        self.draft_context = draft_context if self.has_mtp else 0
         self.config = config
         with_halves = bool(library.kernarc_reads_halves())
         self.state = NativeState.empty(config, with_mtp=self.has_mtp, with_halves=with_halves)
@@ -86,14 +92,14 @@ class NativeSession:
         for start in range(0, len(ids), self._prefill_rows):
             raise_if_cancelled()
             rows = min(self._prefill_rows, len(ids) - start)
-            following = min(rows, len(ids) - start - 1)
-            self._read(address + item_bytes * start, rows, start, following)
+            skipped = skipped_rows(start, rows, len(ids), self.draft_context)
+            self._read(address + item_bytes * start, rows, start, skipped, min(rows, len(ids) - start - 1))
         self.context_length = len(ids)
         return int(self._library.kernarc_first_token(self._engine, rows - 1))
 
-    def _read(self, ids_address: int, rows: int, start: int, following: int) -> None:
-        """One forward of a prefill; `following` of its rows have a known next token."""
-        self._library.kernarc_prefill(self._engine, ids_address, rows, start, following)
+    def _read(self, ids_address: int, rows: int, start: int, skipped: int, following: int) -> None:
+        """One forward of a prefill; `skipped` rows go without the last mixer, `following` have a known next token."""
+        self._library.kernarc_prefill(self._engine, ids_address, rows, start, skipped, following)
 
     def step(self, num_drafts: int) -> tuple[list[int], int]:
         """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""

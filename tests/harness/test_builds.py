@@ -45,8 +45,25 @@ def test_a_draft_vocabulary_is_passed_on_and_counted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no draft vocabulary"):
         draft_vocab_size(own, tmp_path / "elsewhere")
     path.write_text("engine: vllm\ndraft_vocab: v.json\n")
-    with pytest.raises(ConfigError, match="belongs to engine 'kernarc'"):
+    with pytest.raises(ConfigError, match="'draft_vocab' belongs to engine 'kernarc'"):
         resolve_build(str(path))
+
+
+def test_a_draft_context_is_passed_on(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for value in ("64", "0", "all"):
+        path.write_text(f"engine: kernarc\ndraft_context: {value}\n")
+        command = engine_of(resolve_build(str(path)), 100).command(tmp_path, 8000)
+        assert command[command.index("--draft-context") + 1] == value
+    assert "--draft-context" not in engine_of(resolve_build("kernarc"), 100).command(tmp_path, 8000)
+    for content, said in (
+        ("engine: vllm\ndraft_context: 64\n", "'draft_context' belongs to engine 'kernarc'"),
+        ("engine: kernarc\ndraft_context: -1\n", "draft_context"),
+        ("engine: kernarc\ndraft_context: some\n", "draft_context"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=said):
+            resolve_build(str(path))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""What a shorter draft context costs in accepted drafts: `python -m kernarc.decoder.draft_context_bench MODEL`.
+
+MODEL is a folder with a tokenizer and a heldout.json, as the model that ships. Prompts are excerpts of its held-out
+text; each is continued greedily with every draft context, so all are compared on the same prompts and the same output:
+tokens a step, and its ratio to a prompt finished for the MTP head as a whole (mean of ln, bootstrap over prompts).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+from tokenizers import Tokenizer
+
+from .bench import CpuSession
+from .draft_context import ALL
+from .errors import DecoderError
+from .generate import Decoder
+from .training.heldout import HeldOutText, prompts
+
+RESAMPLES = 10_000
+HEADER = f"{'depth':>7} {'context':>8} {'tok/step':>9} {'against all [95 %]':>26} {'TTFT ms':>9} {'ms/step':>8}"
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One prompt continued with one draft context. token_ids: the new ones, the prefill's first."""
+
+    token_ids: list[int]
+    steps: int
+    ttft_ms: float
+    step_ms: float  # the mean
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The prefill's token is no step's."""
+        return (len(self.token_ids) - 1) / self.steps
+
+
+def continue_with(
+    session: CpuSession, draft_context: int | None, prompt_ids: Sequence[int], num_drafts: int, new_tokens: int
+) -> Continuation:
+    """At least `new_tokens` greedy tokens after the prompt, whole steps of `num_drafts` drafts each."""
+    session.draft_context = draft_context
+    start = time.perf_counter()
+    token_ids = [session.prefill(prompt_ids)]
+    read = time.perf_counter()
+    steps = 0
+    while len(token_ids) < new_tokens:
+        token_ids += session.step(num_drafts)[0]
+        steps += 1
+    ended = time.perf_counter()
+    return Continuation(token_ids, steps, 1e3 * (read - start), 1e3 * (ended - read) / steps)
+
+
+def ratio_to(baseline: Sequence[Continuation], other: Sequence[Continuation]) -> tuple[float, float, float]:
+    """Tokens a step of `other` over the baseline's on the same prompts, as (point, low, high) − 1, 95 %."""
+    pairs = zip(baseline, other, strict=True)
+    logs = torch.tensor([b.tokens_per_step / a.tokens_per_step for a, b in pairs], dtype=torch.float64).log()
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(logs), (RESAMPLES, len(logs)), generator=generator)
+    low, high = logs[drawn].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).expm1().tolist()
+    return float(logs.mean().expm1()), low, high
+
+
+def check_same_output(all_read: Sequence[Continuation], other: Sequence[Continuation], depth: int) -> None:
+    """Drafts change how many tokens come a step, never which. Raises DecoderError."""
+    for place, (one, two) in enumerate(zip(all_read, other, strict=True)):
+        common = min(len(one.token_ids), len(two.token_ids))
+        if one.token_ids[:common] != two.token_ids[:common]:
+            raise DecoderError(f"prompt {place} at depth {depth} continues otherwise with another draft context")
+
+
+def measure_depth(
+    session: CpuSession, excerpts: Sequence[Sequence[int]], contexts: Sequence[int | None], num_drafts: int, new: int
+) -> dict[int | None, list[Continuation]]:
+    """Every excerpt with every context, context after context for one excerpt, so that the machine's mood is shared."""
+    found: dict[int | None, list[Continuation]] = {context: [] for context in contexts}
+    for excerpt in excerpts:
+        for context in contexts:
+            found[context].append(continue_with(session, context, excerpt, num_drafts, new))
+    return found
+
+
+def row(depth: int, context: int | None, runs: Sequence[Continuation], baseline: Sequence[Continuation]) -> str:
+    """One line of the table."""
+    point, low, high = ratio_to(baseline, runs)
+    name = ALL if context is None else str(context)
+    ratio = "" if context is None else f"{point:+.2%} [{low:+.2%}, {high:+.2%}]"
+    tokens = sum(len(run.token_ids) - 1 for run in runs) / sum(run.steps for run in runs)
+    ttft, step = (statistics.median(getattr(run, figure) for run in runs) for figure in ("ttft_ms", "step_ms"))
+    return f"{depth:>7} {name:>8} {tokens:>9.3f} {ratio:>26} {ttft:>9.1f} {step:>8.3f}"
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--depths", default="1024,4096,8192", show_default=True, help="Prompt lengths in tokens.")
+@click.option("--contexts", default="1,64,256,512,1024,2048", show_default=True, help="Draft contexts besides all.")
+@click.option("--prompts", "count", default=48, show_default=True, type=click.IntRange(2), help="A depth.")
+@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(8), help="New tokens a prompt.")
+@click.option("--num-speculative-tokens", "drafts", default=3, show_default=True, type=click.IntRange(1, 8))
+@click.option("--seed", default=0, show_default=True, help="Of the excerpts' places.")
+def main(model: Path, depths: str, contexts: str, count: int, max_tokens: int, drafts: int, seed: int) -> None:
+    """Measure draft contexts on MODEL's held-out text, on this CPU."""
+    try:
+        asked = [int(context) for context in contexts.split(",")]
+        decoder = Decoder.load(model, device="cpu", num_speculative_tokens=drafts)
+        session = decoder.session
+        assert isinstance(session, CpuSession), "device cpu gives one of the two"
+        text = HeldOutText.read(model)
+        ids = text.ids(Tokenizer.from_file(str(model / "tokenizer.json")))
+        click.echo(
+            f"{len(ids):,} held-out tokens, {text.unchanged} of {text.listed} files byte for byte as listed; "
+            f"{count} prompts a depth, {max_tokens} new tokens, k = {drafts}"
+        )
+        click.echo(HEADER)
+        for depth in map(int, depths.split(",")):
+            shorter = [context for context in asked if context < depth]
+            excerpts = list(prompts(ids, count, depth, seed))
+            found = measure_depth(session, excerpts, [None, *shorter], drafts, max_tokens)
+            for context, runs in found.items():
+                check_same_output(found[None], runs, depth)
+                click.echo(row(depth, context, runs, found[None]))
+    except DecoderError as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()
