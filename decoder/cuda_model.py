@@ -46,10 +46,12 @@ class StepModel:
         pdl: bool = False,
         prefetch_bytes: int = 0,
         fused_gdn: bool = False,
+        gates_early: bool = True,
     ) -> None:
         """pdl: programmatic dependent launch (sm_90). prefetch_bytes: of the next weights, asked of L2 ahead.
 
-        fused_gdn: a Gated DeltaNet layer in one kernel (gdn.cu) instead of three.
+        fused_gdn: a Gated DeltaNet layer in one kernel (gdn.cu) instead of three. gates_early: and its gates while the
+        projection in front still runs.
         """
         self.config = config
         self.weights = weights
@@ -60,6 +62,7 @@ class StepModel:
         self._pdl = pdl
         self._prefetch_bytes = prefetch_bytes
         self._fused_gdn = fused_gdn
+        self._gates_early = fused_gdn and gates_early
 
     def step(self, num_drafts: int) -> None:
         """Draft `num_drafts` tokens, verify them with the pending token, accept; the outcome is in scratch.result."""
@@ -179,10 +182,14 @@ class StepModel:
         residual = scratch.residual(rows, layer.in_norm)
         projected = scratch.projected(rows, scratch.qkvz_width)
         mixed = scratch.mixed(rows, attention=False)
-        self.products.store(residual.x, mixer.qkvz, projected, Norm(residual.sumsq, eps))
+        norm = Norm(residual.sumsq, eps)
+        self.products.store(residual.x, mixer.qkvz, projected, norm, next_reads_x=self._gates_early)
         if self._fused_gdn:
             positions, x, sumsq = self.state.positions, residual.x, residual.sumsq
-            gdn_step(projected, x, sumsq, mixer.small, cache, eps, positions, mixed, overlap=self._pdl)
+            gdn_step(
+                projected, x, sumsq, mixer.small, cache, eps, positions, mixed, overlap=self._pdl,
+                x_is_here=self._gates_early,
+            )  # fmt: skip
             return mixed
         gdn_prepare(
             projected,

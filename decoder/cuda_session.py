@@ -46,6 +46,7 @@ class CudaSession:
         prefetch_bytes: int = 0,
         pdl: bool = True,
         fused_gdn: bool = True,
+        gates_early: bool = True,
         prefill_dtype: torch.dtype = torch.bfloat16,
         prefill_fp8: bool = False,
         piece_rows: int = PIECE_ROWS,
@@ -54,6 +55,7 @@ class CudaSession:
 
         pdl: let a kernel start while its predecessor ends (sm_90). prefetch_bytes: see StepModel.
         fused_gdn: a Gated DeltaNet layer in one kernel where it runs (sm_90, its head dimensions); else in three.
+        gates_early: see StepModel.
         """
         self.config = config
         self.max_context = max_context
@@ -65,6 +67,7 @@ class CudaSession:
         self._model = StepModel(
             config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes,
             fused_gdn=fused_gdn and gdn_step_fits(config.linear_key_head_dim, config.linear_value_head_dim, device),
+            gates_early=gates_early,
         )  # fmt: skip
         self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
         self._prefill = Prefill(

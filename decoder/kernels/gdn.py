@@ -100,12 +100,14 @@ def gdn_step(
     out: Tensor,
     *,
     overlap: bool = False,
+    x_is_here: bool = False,
 ) -> None:
     """rows fp16 [R ≤ 16, C + H·V]: q ‖ k ‖ v before the convolution, then z → out fp16 [R, H·V].
 
     x fp16 [R, D] and sumsq [R, D/32]: what the rows were projected from, as linear.Norm describes them. Tokens
     STATE_LENGTH … LENGTH − 1 are folded into the cache's state; the new rows fill its rings from position LENGTH on.
-    overlap: start while the previous kernel ends (sm_90). On a CPU the twin runs.
+    overlap: start while the previous kernel ends (sm_90). x_is_here: x and sumsq are complete when it may start, so
+    that the gates need not wait for the projection (products.store with next_reads_x). On a CPU the twin runs.
     """
     if not rows.is_cuda:
         gdn_step_naive(rows, x, sumsq, weights, cache, eps, positions, out)
@@ -114,6 +116,7 @@ def gdn_step(
     arch = _arch(rows.device)
     columns = CTA_COLUMNS if arch >= 90 else cache.state.shape[2]  # clusters came with sm_90
     made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
+    made["GATES_EARLY"] = int(x_is_here)
     arguments = arguments_of(rows, x, sumsq, weights, cache, eps, positions, out)
     ctas, threads = made["H"] * made["SPLIT"], made["V"] // made["SPLIT"] * 4
     stream = torch.cuda.current_stream(rows.device).cuda_stream

@@ -451,8 +451,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * BULK, 1) linear(cons
     stage_scales(a, begin, end, scales);
 #endif
 #if __CUDA_ARCH__ >= 900
+#if NEXT_READS_X  // before its own wait: it may start only when the kernel before this one has written x
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#else
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 #endif
     stage_x(a, begin, end, xs, row_gain);
 

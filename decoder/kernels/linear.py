@@ -7,7 +7,6 @@ for a row whatever rows ride along.
 
 import ctypes
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
@@ -15,27 +14,14 @@ import torch
 from torch import Tensor
 
 from ..errors import DecoderError
+from .linear_shape import Epilogue, Shape, Variant, shape_of, slots
 from .nvrtc import CudaKernel, kernel
-from .packing import BLOCK, PackedLinear, unpack
+from .packing import PackedLinear, unpack
 
-THREADS = 512
 X_SCALE = 1 / 16  # keeps un-normalised activations up to a million inside fp16; a power of two, so exact
-STAGE_BYTES = 16 * 1024
 MAX_ROWS = 16
-MAX_DEPTH = 10  # stages of the ring
-IN_FLIGHT = 3  # of them under way at a time on sm_90; see linear.cu
 SOURCE = Path(__file__).with_name("linear.cu")
-SHARED_LIMIT_BYTES = 227 * 1024  # a CTA on sm_90; 163 KiB on sm_80
 _X_TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-
-
-class Epilogue(IntEnum):
-    """What happens to a finished output element."""
-
-    STORE = 0
-    RESIDUAL = 1
-    SWIGLU = 2
-    ARGMAX = 3
 
 
 @dataclass(frozen=True)
@@ -100,12 +86,14 @@ def linear(
     norm: Norm | None = None,
     residual: Residual | None = None,
     overlap: bool = True,
+    next_reads_x: bool = False,
 ) -> Tensor:
     """x [M ≤ 16, K] (fp16, bf16 or fp32; fp16 as Norm describes it with norm) → by epilogue:
 
     STORE: out [M, N] (fp16, bf16 or fp32; fp16 by default). RESIDUAL: residual's stream, sums of squares and next x.
     SWIGLU: fp16 [M, N/2] = silu(gate)·up of interleaved weights. ARGMAX: int64 [M], the lowest id on a tie.
     Nothing is allocated when out or residual is given. overlap: start while the previous kernel ends (sm_90).
+    next_reads_x: the kernel behind reads x before its own wait, so it may start only once x is complete.
     """
     _check(x, packed, norm, epilogue)
     if residual is not None:
@@ -113,8 +101,8 @@ def linear(
     elif out is None:
         out = _empty_output(x, packed, epilogue)
     arch = _arch(x.device)
-    variant = Variant(_X_TYPES[x.dtype], norm is not None, epilogue, _X_TYPES.get(out.dtype, 0))
-    shape = _shape(packed, x.shape[0], workspace.processors, arch)
+    variant = Variant(_X_TYPES[x.dtype], norm is not None, epilogue, _X_TYPES.get(out.dtype, 0), next_reads_x)
+    shape = shape_of(packed, x.shape[0], workspace.processors, arch)
     _kernel(shape, variant, arch).launch(
         shape.ctas,
         shape.threads,
@@ -174,123 +162,6 @@ def _arguments(
 def _arch(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Which of the kernel's forms: types by number (0 fp16, 1 bf16, 2 fp32)."""
-
-    x_type: int
-    has_norm: bool
-    epilogue: Epilogue
-    out_type: int
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Everything of a call that is a compile-time constant besides its variant."""
-
-    n: int
-    k: int
-    tiles: int
-    chunks: int  # a tile
-    m: int
-    ctas: int
-    slots: int
-    is_fp8: bool
-    scale_mode: int
-    shared_limit_bytes: int
-    is_int8: bool = False
-
-    @property
-    def fixed_shared_bytes(self) -> int:
-        """Shared memory besides the ring: partial sums, and the columns of x and the scales that a CTA needs."""
-        share = -(-self.tiles * self.chunks // self.ctas)
-        sums, x = 4 * self.m * 128 * 4, min(share, self.chunks) * (256 if self.is_fp8 else 128) * self.m
-        scales = share * (1, 2, 16)[self.scale_mode] * 4 if self.is_fp8 else 0
-        return sums + x + scales
-
-    @property
-    def is_bulk(self) -> bool:
-        """Whether a warp of its own fills the ring by bulk copies (sm_90)."""
-        return self.shared_limit_bytes == SHARED_LIMIT_BYTES
-
-    @property
-    def threads(self) -> int:
-        """Threads a CTA."""
-        return THREADS + 32 * self.is_bulk
-
-    @property
-    def depth(self) -> int:
-        """Stages of the ring."""
-        return max(2, min(MAX_DEPTH, (self.shared_limit_bytes - 1024 - self.fixed_shared_bytes) // STAGE_BYTES))
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory a CTA asks for."""
-        return self.depth * STAGE_BYTES + self.fixed_shared_bytes
-
-    def definitions(self, variant: Variant) -> dict[str, int]:
-        """The compile-time constants of linear.cu."""
-        return {
-            "N": self.n,
-            "K": self.k,
-            "TILES": self.tiles,
-            "CHUNKS": self.chunks,
-            "KB": -(-self.k // BLOCK),
-            "M": self.m,
-            "CTAS": self.ctas,
-            "SLOTS": self.slots,
-            "FP8": int(self.is_fp8),
-            "INT8": int(self.is_int8),
-            "SCALES": self.scale_mode,
-            "X_TYPE": variant.x_type,
-            "NORM": int(variant.has_norm),
-            "EPILOGUE": int(variant.epilogue),
-            "OUT_TYPE": variant.out_type,
-            "DEPTH": self.depth,
-            "IN_FLIGHT": min(IN_FLIGHT, self.depth - 1),
-        }
-
-
-def _shape(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
-    total = packed.tiles * packed.chunks
-    ctas = min(processors, total)
-    if (total + 1) * ctas >= 2**32:
-        raise DecoderError(f"linear: {packed.n}×{packed.k} is too large", "index arithmetic is 32 bits wide")
-    limit = SHARED_LIMIT_BYTES if arch >= 90 else 163 * 1024
-    shape = Shape(
-        packed.n,
-        packed.k,
-        packed.tiles,
-        packed.chunks,
-        m,
-        ctas,
-        slots(packed, processors),
-        packed.is_fp8,
-        packed.scale_mode,
-        limit,
-        packed.is_int8,
-    )
-    if shape.shared_bytes > limit:
-        raise DecoderError(
-            f"linear: {m} rows of {packed.k} columns need {shape.shared_bytes} B shared memory; sm_{arch} has {limit}",
-            "use fewer draft tokens",
-        )
-    return shape
-
-
-def slots(packed: PackedLinear, processors: int) -> int:
-    """The most CTAs that share one tile."""
-    return _slots(packed.tiles, packed.chunks, min(processors, packed.tiles * packed.chunks))
-
-
-@cache
-def _slots(tiles: int, chunks: int, ctas: int) -> int:
-    def cta_of(chunk: int) -> int:
-        return ((chunk + 1) * ctas - 1) // (tiles * chunks)
-
-    return max(cta_of((tile + 1) * chunks - 1) - cta_of(tile * chunks) + 1 for tile in range(tiles))
 
 
 @cache

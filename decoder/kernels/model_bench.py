@@ -1,7 +1,7 @@
 """Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
 
 `python -m kernarc.decoder.kernels.model_bench [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
-[--draft-rows 40960] [--prefill bf16,fp8] [--gdn fused,split] [--profile] [--sweep]`. Ids mean nothing here
+[--draft-rows 40960] [--prefill bf16,fp8] [--gdn early,late,split] [--profile] [--sweep]`. Ids mean nothing here
 (device_check has those); bytes, products and caches are the model's own. Prints one line a measurement.
 """
 
@@ -49,11 +49,11 @@ def main() -> None:
         start = time.perf_counter()
         session = CudaSession(
             config, weights, products, max_context=window, device=card,
-            prefill_fp8=kind == "fp8", fused_gdn=gdn == "fused",
+            prefill_fp8=kind == "fp8", fused_gdn=gdn != "split", gates_early=gdn == "early",
         )  # fmt: skip
         session.warm_up(drafts[0] if drafts else 0)
         gib = torch.cuda.memory_allocated() / 2**30
-        print(f"prefill in {kind}, {gdn} GDN: warm-up {time.perf_counter() - start:.1f} s, {gib:.1f} GiB", flush=True)
+        print(f"prefill in {kind}, GDN {gdn}: warm-up {time.perf_counter() - start:.1f} s, {gib:.1f} GiB", flush=True)
         for depth in depths:
             _measure(session, depth, drafts if kind == kinds[0] else [], options.steps)  # a step knows no prefill
             if options.profile and gdn == gdns[0]:
@@ -70,7 +70,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--prefill", default="bf16", help="bf16, fp8, or both: bf16,fp8")
-    parser.add_argument("--gdn", default="fused", help="a GDN layer of a step: fused, split (three kernels), or both")
+    parser.add_argument(
+        "--gdn",
+        default="early",
+        help="a GDN layer of a step: early or late gates in one kernel, split in three; or several",
+    )
     parser.add_argument("--sweep", action="store_true", help="time the delta rule under several launch settings")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
     return parser.parse_args()

@@ -4,7 +4,8 @@ from typing import Protocol
 
 import torch
 
-from .linear import X_SCALE, Epilogue, Norm, Residual, Workspace, linear
+from .linear import X_SCALE, Norm, Residual, Workspace, linear
+from .linear_shape import Epilogue
 from .packing import PackedLinear, unpack
 from .prefill import swiglu
 
@@ -12,8 +13,11 @@ from .prefill import swiglu
 class Products(Protocol):
     """Linear layers at 1 … 16 rows. x is contiguous [R, K], outputs are given."""
 
-    def store(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None) -> None:
-        """out [R, N] = norm(x)·Wᵀ."""
+    def store(
+        self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None,
+        *, next_reads_x: bool = False,
+    ) -> None:  # fmt: skip
+        """out [R, N] = norm(x)·Wᵀ. next_reads_x: so does the kernel behind, perhaps before this one has ended."""
 
     def add(self, x: torch.Tensor, packed: PackedLinear, residual: Residual) -> None:
         """residual.stream fp32 [R, N] += x·Wᵀ; the rest of it follows."""
@@ -34,9 +38,14 @@ class CudaProducts:
         widest = max((layer.n for layer in layers if not layer.interleaved), default=1)
         self._gate_up = torch.empty(16 * widest, dtype=torch.float16, device=device)  # for gate and up kept apart
 
-    def store(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None) -> None:
+    def store(
+        self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None,
+        *, next_reads_x: bool = False,
+    ) -> None:  # fmt: skip
         """As Products."""
-        linear(x, packed, self._workspace, out=out, norm=norm, overlap=self._overlap)
+        linear(
+            x, packed, self._workspace, out=out, norm=norm, overlap=self._overlap, next_reads_x=next_reads_x
+        )  # fmt: skip
 
     def add(self, x: torch.Tensor, packed: PackedLinear, residual: Residual) -> None:
         """As Products."""
@@ -73,7 +82,10 @@ class PlainProducts:
             self._dense[id(packed)] = unpack(packed)
         return (padded @ self._dense[id(packed)].T)[: len(wide)]
 
-    def store(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None) -> None:
+    def store(
+        self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None,
+        *, next_reads_x: bool = False,
+    ) -> None:  # fmt: skip
         """As Products."""
         out.copy_(self._product(x, packed, norm))
 

@@ -41,10 +41,13 @@ class NotedProducts:
     verify_head: PackedLinear
     calls: list[str] = field(default_factory=list)
 
-    def store(self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None) -> None:
+    def store(
+        self, x: torch.Tensor, packed: PackedLinear, out: torch.Tensor, norm: Norm | None = None,
+        *, next_reads_x: bool = False,
+    ) -> None:  # fmt: skip
         """As Products."""
         self.calls.append(VERIFY_HEAD if packed is self.verify_head else WEIGHTS)
-        self.inner.store(x, packed, out, norm)
+        self.inner.store(x, packed, out, norm, next_reads_x=next_reads_x)
 
     def add(self, x: torch.Tensor, packed: PackedLinear, residual: Residual) -> None:
         """As Products."""

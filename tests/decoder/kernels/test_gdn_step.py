@@ -5,6 +5,7 @@ On a card the kernel itself runs; without one its source runs in the emulator (e
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,13 +113,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
-@pytest.fixture(params=["twin", "kernel"])
+@pytest.fixture(params=["twin", "kernel", "kernel with early gates"])
 def step(request: pytest.FixtureRequest, folder: Path) -> Step:
     """The twin, or the kernel: on the card, or emulated with two CTAs a head."""
     if request.param == "twin":
         return gdn_step_naive
+    is_early = request.param != "kernel"
     if torch.cuda.is_available():
-        return gdn_step
+        return partial(gdn_step, x_is_here=is_early)
     if COMPILER is None:
         pytest.skip("neither a GPU nor g++ here")
 
@@ -126,6 +128,7 @@ def step(request: pytest.FixtureRequest, folder: Path) -> Step:
                  eps: float, positions: torch.Tensor, out: torch.Tensor) -> None:  # fmt: skip
         columns = cache.state.shape[2] // 2
         made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
+        made["GATES_EARLY"] = int(is_early)
         arguments = arguments_of(rows, x, sumsq, weights, cache, eps, positions, out)
         ctas = made["H"] * made["SPLIT"]
         emulate(SOURCE, "gdn", made, arguments, folder, grid=ctas, together=made["SPLIT"])
@@ -192,4 +195,5 @@ def test_kernel_compiles_for_both_cards_without_one(arch: int, columns: int, num
     cache = GdnCache.allocate(48, 128, 128, channels, HALF, torch.device("meta"))
     empty = torch.empty(channels, TAPS, device="meta")
     made = definitions(num_rows, 16384, 5120, GdnWeights(*[empty] * 6), cache, columns)
-    assert compile_cubin(SOURCE.read_text(), arch, made)
+    for early in (0, 1):
+        assert compile_cubin(SOURCE.read_text(), arch, made | {"GATES_EARLY": early})

@@ -9,16 +9,13 @@ from kernarc.decoder.kernels import linear as linear_module
 from kernarc.decoder.kernels.linear import (
     SOURCE,
     X_SCALE,
-    Epilogue,
     Norm,
     Residual,
-    Shape,
-    Variant,
     Workspace,
     linear,
     linear_reference,
-    slots,
 )
+from kernarc.decoder.kernels.linear_shape import Epilogue, Shape, Variant, shape_of, slots
 from kernarc.decoder.kernels.nvrtc import compile_cubin
 from kernarc.decoder.kernels.packing import PackedLinear, pack_bf16, pack_fp8, unpack
 
@@ -128,8 +125,10 @@ def test_the_27b_shapes_compile_and_fit_without_a_card(name: str, arch: int) -> 
     )
     processors = 132 if arch == SECOND_ARCH else 108
     for rows in (1, 4):
-        shape = linear_module._shape(packed, rows, processors, arch)
-        cubin = compile_cubin(SOURCE.read_text(), arch, shape.definitions(Variant(0, name != "down", epilogue, 0)))
+        shape = shape_of(packed, rows, processors, arch)
+        cubin = compile_cubin(
+            SOURCE.read_text(), arch, shape.definitions(Variant(0, name != "down", epilogue, 0, name == "qkvz"))
+        )
         assert cubin[:4] == b"\x7fELF"
         assert shape.shared_bytes <= (163 if arch == FIRST_ARCH else 227) * 1024
 
@@ -137,7 +136,7 @@ def test_the_27b_shapes_compile_and_fit_without_a_card(name: str, arch: int) -> 
 def test_too_many_rows_for_the_card_is_said_before_launch() -> None:
     packed = PackedLinear(torch.empty(0), torch.empty(1), None, 5120, 17408)
     with pytest.raises(DecoderError, match="16 rows of 17408 columns"):
-        linear_module._shape(packed, 16, 108, FIRST_ARCH)
+        shape_of(packed, 16, 108, FIRST_ARCH)
 
 
 def test_the_emulated_e4m3_of_sm80_is_exact_for_all_bytes() -> None:
