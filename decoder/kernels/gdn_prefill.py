@@ -1,40 +1,31 @@
 """Gated DeltaNet over a whole piece of a prompt: the chunked delta rule in three kernels.
 
 Convolution and key norms; then, for every chunk of 64 tokens on its own, the inverse of its triangular system (forward
-substitution, which stays accurate where keys repeat); then one walk over the chunks that carries the state.
+substitution, which stays accurate where keys repeat); then one walk over the chunks that carries the state. The latter
+two are CUDA C++ (gdn_prefill.cu); Triton's form of them is for shapes that those do not take, and for a CPU.
 With G the running sum of g inside a chunk and T = (I + tril(β k kᵀ e^(G_i − G_j), −1))⁻¹: u = T(βv), w = T(β e^G k),
 v' = u − wS, o = (q e^G)S + tril(q kᵀ e^(G_i − G_j))v', S ← S e^(G_last) + (k e^(G_last − G))ᵀ v'.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .gdn_prefill_cuda import CHUNK, delta_rule_cuda, fits
 from .gdn_prepare import conv_naive, conv_rows, unit_rows
 from .gdn_verify import delta_rule_naive
 from .launch import RING
 
-CHUNK = 64
 CONV_ROWS = 32
 MOST_ERROR = 1e-2  # fp16 and tf32 leave a third of this at worst
+SCAN_VALUE_BLOCK = 32  # columns of the state, a program of the walk
+SCAN_STAGES = 2  # with one, some forms of the walk read illegal memory on an H200 (Triton 3.6)
 
-
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """How the two costly kernels are launched: warps; for the walk also columns of the state and loads in flight."""
-
-    chunk_warps: int
-    value_block: int
-    scan_warps: int
-    scan_stages: int
-
-
-# On an H200 with Triton 3.6, a layer of 8,192 rows of the 27B: chunks 0.68 ms (1.16 with 8 warps), walk 0.61. With one
-# stage the walk would take 0.50, but then some forms of it read illegal memory there, so two stages it is.
-LAUNCHES = Launches(4, 32, 4, 2)
+# (q scaled, k, v, g, beta, state) -> o, as delta_rule_cuda describes them.
+DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @triton.jit
@@ -66,26 +57,8 @@ def conv_kernel(
 
 
 @triton.jit
-def inverse_of(system, o_n, N: tl.constexpr):
-    """(I + A)⁻¹ of a strictly lower triangular A [N, N], N = 64: diagonal blocks D of 16 by forward substitution, all
-    at once; with M = D·(A off the blocks), M⁴ = 0 and the inverse is (I − M)(I + M²)D."""
-    same_block = (o_n[:, None] // 16) == (o_n[None, :] // 16)
-    unit = tl.where(o_n[:, None] == o_n[None, :], 1.0, 0.0)
-    diagonal = tl.where(same_block, -system, 0.0)
-    for i in range(1, 16):
-        at = (o_n % 16 == i)[:, None]  # row i of every block; elsewhere in its columns the rows are zero
-        line = tl.sum(tl.where(at, diagonal, 0.0), axis=0)
-        line = line + tl.sum(line[:, None] * diagonal, axis=0)
-        diagonal = tl.where(at & same_block, line[None, :], diagonal)
-    diagonal = diagonal + unit
-    step = tl.dot(diagonal, tl.where(same_block, 0.0, system))
-    inverse = diagonal + tl.dot(tl.dot(step, step), diagonal)
-    return inverse - tl.dot(step, inverse)
-
-
-@triton.jit
 def inverse_by_rows(system, o_n, N: tl.constexpr):
-    """The same by forward substitution alone: slower, and the form that the card's tests have passed."""
+    """(I + A)⁻¹ of a strictly lower triangular A [N, N] by forward substitution."""
     inverse = -system
     for i in range(1, N):
         at = (o_n == i)[:, None]
@@ -99,7 +72,6 @@ def inverse_by_rows(system, o_n, N: tl.constexpr):
 def chunk_kernel(
     p_q, p_k, p_v, p_g, p_beta, p_u, p_w, p_scores, p_sums, rows,
     KEY_HEADS: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
-    BY_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Programs (chunk, value head). Rows beyond the end have k = 0, β = 0 and g = 0: they change nothing."""
     chunk = tl.program_id(0)
@@ -118,8 +90,7 @@ def chunk_kernel(
     within = o_n[:, None] >= o_n[None, :]
     fade = tl.exp(tl.where(within, sums[:, None] - sums[None, :], 0.0))
     system = tl.where(below, beta[:, None] * tl.dot(k, tl.trans(k)) * fade, 0.0)
-    inverse = inverse_of(system, o_n, N) if BY_BLOCKS else inverse_by_rows(system, o_n, N)
-    inverse = inverse.to(k.dtype)
+    inverse = inverse_by_rows(system, o_n, N).to(k.dtype)
     out = (chunk * H + head).to(tl.int64) * N
     p_value = (row * H + head)[:, None] * V + o_v[None, :]
     v = tl.load(p_v + p_value, mask=inside[:, None], other=0.0).to(tl.float32) * beta[:, None]
@@ -170,77 +141,83 @@ def scan_kernel(
     tl.store(p_own_state, state)
 
 
+def delta_rule_triton(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """As delta_rule_cuda, for any head dimensions that are powers of two from 16 on, also in Triton's interpreter."""
+    num_rows, key_heads, key_dim = q.shape
+    heads, _, value_dim = state.shape
+    chunks = triton.cdiv(num_rows, CHUNK)
+
+    def half(width: int) -> Tensor:
+        return torch.empty(chunks, heads, CHUNK, width, dtype=torch.float16, device=q.device)
+
+    u, w, scores, out = half(value_dim), half(key_dim), half(CHUNK), torch.empty_like(v)
+    sums = torch.empty(chunks, heads, CHUNK, device=q.device)
+    shape = {"KEY_HEADS": key_heads, "H": heads, "K": key_dim, "V": value_dim, "N": CHUNK, "num_warps": 4}
+    chunk_kernel[(chunks, heads)](q, k, v, g, beta, u, w, scores, sums, num_rows, num_stages=1, **shape)
+    value_block = min(SCAN_VALUE_BLOCK, value_dim)
+    scan_kernel[(value_dim // value_block, heads)](
+        q, k, u, w, scores, sums, state, out, num_rows, VB=value_block, num_stages=SCAN_STAGES, **shape
+    )
+    return out
+
+
+def delta_rules(device: torch.device, key_dim: int, value_dim: int) -> list[DeltaRule]:
+    """The forms of the delta rule that there are for states of these sizes, the fastest first."""
+    if device.type == "cuda" and fits(key_dim, value_dim):
+        return [delta_rule_cuda, delta_rule_triton]
+    return [delta_rule_triton]
+
+
 def gdn_prefill(
-    rows: torch.Tensor,
-    raw: torch.Tensor,
-    conv_weight: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
+    rows: Tensor,
+    raw: Tensor,
+    conv_weight: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
     start: int,
-    *,
-    launches: Launches = LAUNCHES,
-    by_blocks: bool = True,
-) -> torch.Tensor:
+    delta_rule: DeltaRule,
+) -> Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
     g (log decay) and beta fp32 [T, H]; raw [32, C] holds earlier rows by position and stays as it is; state fp32
-    [H, K, V] must hold all tokens before `start` and then holds these too. by_blocks: how systems are inverted.
+    [H, K, V] must hold all tokens before `start` and then holds these too. delta_rule: one of delta_rules.
     """
     num_rows = rows.shape[0]
     heads, key_dim, value_dim = state.shape
     channels, taps = conv_weight.shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
-
-    def half(*size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.float16, device=rows.device)
-
-    q, k = (half(num_rows, key_heads, key_dim) for _ in range(2))
-    v, out = (half(num_rows, heads, value_dim) for _ in range(2))
-    shape = {"KEY_HEADS": key_heads, "H": heads, "K": key_dim, "V": value_dim}
+    q, k = (rows.new_empty(num_rows, key_heads, key_dim, dtype=torch.float16) for _ in range(2))
+    v = rows.new_empty(num_rows, heads, value_dim, dtype=torch.float16)
     conv_kernel[(triton.cdiv(num_rows, CONV_ROWS), 2 * key_heads + heads)](
         rows, raw, conv_weight, q, k, v, start, num_rows, key_dim**-0.5, STRIDE=rows.stride(0), C=channels, TAPS=taps,
-        RB=CONV_ROWS, num_warps=4, **shape,
+        KEY_HEADS=key_heads, H=heads, K=key_dim, V=value_dim, RB=CONV_ROWS, num_warps=4,
     )  # fmt: skip
-    chunks = triton.cdiv(num_rows, CHUNK)
-    u = half(chunks, heads, CHUNK, value_dim)
-    w = half(chunks, heads, CHUNK, key_dim)
-    scores = half(chunks, heads, CHUNK, CHUNK)
-    sums = torch.empty(chunks, heads, CHUNK, device=rows.device)
-    chunk_kernel[(chunks, heads)](
-        q, k, v, g, beta, u, w, scores, sums, num_rows, N=CHUNK, BY_BLOCKS=by_blocks,
-        num_warps=launches.chunk_warps, num_stages=1, **shape,
-    )  # fmt: skip
-    value_block = min(launches.value_block, value_dim)
-    scan_kernel[(value_dim // value_block, heads)](
-        q, k, u, w, scores, sums, state, out, num_rows, N=CHUNK, VB=value_block, num_warps=launches.scan_warps,
-        num_stages=launches.scan_stages, **shape,
-    )  # fmt: skip
-    return out
+    return delta_rule(q, k, v, g, beta, state)
 
 
 def is_right(
-    state_shape: tuple[int, int, int], channels: int, taps: int, device: torch.device, *, by_blocks: bool
+    state_shape: tuple[int, int, int], channels: int, taps: int, device: torch.device, delta_rule: DeltaRule
 ) -> bool:
     """Whether this card computes the delta rule of these shapes right: 150 random tokens, two pieces, against the twin.
 
-    state_shape: [H, K, V]. by_blocks: as gdn_prefill takes it. A form of this rule has been wrong on a card and right
-    in the interpreter, and nothing downstream of a wrong state says so.
+    state_shape: [H, K, V]. delta_rule: the form to check. One has been wrong on a card and right in the interpreter,
+    and nothing downstream of a wrong state says so.
     """
     heads, key_dim, value_dim = state_shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
     generator = torch.Generator().manual_seed(0)
 
-    def random(*size: int) -> torch.Tensor:
+    def random(*size: int) -> Tensor:
         return torch.rand(size, generator=generator).to(device)
 
     rows = (random(150, channels) * 4 - 2).half()
     conv, g, beta = random(channels, taps) - 0.5, -0.3 * random(150, heads), random(150, heads)
     raw = torch.zeros(RING.value, channels, dtype=torch.float16, device=device)
     state = torch.zeros(state_shape, device=device)
-    pieces = [gdn_prefill(rows[:128], raw, conv, g[:128], beta[:128], state, 0, by_blocks=by_blocks)]
+    pieces = [gdn_prefill(rows[:128], raw, conv, g[:128], beta[:128], state, 0, delta_rule)]
     raw[torch.arange(96, 128, device=device) % RING.value] = rows[96:128]
-    pieces.append(gdn_prefill(rows[128:], raw, conv, g[128:], beta[128:], state, 128, by_blocks=by_blocks))
+    pieces.append(gdn_prefill(rows[128:], raw, conv, g[128:], beta[128:], state, 128, delta_rule))
     mixed = conv_naive(rows.new_zeros(taps - 1, channels), rows, conv).float()
     q, k, v = mixed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
     q, k = (torch.nn.functional.normalize(x.view(150, key_heads, key_dim), dim=-1) for x in (q, k))
@@ -252,12 +229,11 @@ def is_right(
     return all(bool(error < MOST_ERROR) for error in errors)  # NaN is not
 
 
-def example_launches(empty: Callable[..., torch.Tensor]) -> None:
+def example_launches(empty: Callable[..., Tensor]) -> None:
     """The kernels at the 27B shapes, for the compile check."""
     fp32 = torch.float32
-    for by_blocks in (True, False):
-        gdn_prefill(
-            empty(8192, 16384, dtype=torch.bfloat16), empty(32, 10240), empty(10240, 4, dtype=fp32),
-            empty(8192, 48, dtype=fp32), empty(8192, 48, dtype=fp32), empty(48, 128, 128, dtype=fp32), 0,
-            by_blocks=by_blocks,
-        )  # fmt: skip
+    gdn_prefill(
+        empty(8192, 16384, dtype=torch.bfloat16), empty(32, 10240), empty(10240, 4, dtype=fp32),
+        empty(8192, 48, dtype=fp32), empty(8192, 48, dtype=fp32), empty(48, 128, 128, dtype=fp32), 0,
+        delta_rule_triton,
+    )  # fmt: skip

@@ -18,7 +18,8 @@ from ..config import ModelConfig
 from ..cuda_session import CudaSession
 from ..random_cuda_weights import RandomWeights
 from ..shapes import read_shape
-from .gdn_prefill import Launches, gdn_prefill
+from .gdn_prefill_bench import FORMS
+from .gdn_prefill_bench import bench as bench_delta_rule
 from .products import CudaProducts
 
 WARM_STEPS = 4
@@ -40,7 +41,7 @@ def main() -> None:
         flush=True,
     )
     if options.sweep:
-        sweep_gdn(card)
+        bench_delta_rule(card, [8192, 16384], list(FORMS))
     weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
     window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
     products = CudaProducts(weights.linears(), card)
@@ -75,7 +76,7 @@ def _options() -> argparse.Namespace:
         default="early",
         help="a GDN layer of a step: early or late gates in one kernel, split in three; or several",
     )
-    parser.add_argument("--sweep", action="store_true", help="time the delta rule under several launch settings")
+    parser.add_argument("--sweep", action="store_true", help="time one layer's delta rule in its forms")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
     return parser.parse_args()
 
@@ -102,23 +103,6 @@ def _measure(session: CudaSession, depth: int, drafts: list[int], steps: int) ->
         settled = times[WARM_STEPS:]
         mean = sum(settled) / len(settled)
         print(f"depth {depth:6} drafts {count} step {mean:7.3f} ms (median {median(settled):.3f})", flush=True)
-
-
-def sweep_gdn(card: torch.device, rows: int = 8192) -> None:
-    """Print the time of one layer's delta rule over `rows` tokens of the 27B for several launch settings."""
-    heads, channels = 48, 10240
-    x = torch.randn(rows, 16384, device=card).bfloat16()
-    raw, conv = torch.zeros(32, channels, dtype=torch.float16, device=card), torch.randn(channels, 4, device=card)
-    g, beta = -torch.rand(rows, heads, device=card) * 0.1, torch.rand(rows, heads, device=card)
-    state = torch.zeros(heads, 128, 128, device=card)
-    settings = [Launches(4, *scan) for scan in ((32, 4, 2), (64, 4, 2), (64, 8, 2), (16, 4, 2))]
-    for launches in settings:
-
-        def run(launches: Launches = launches) -> torch.Tensor:
-            return gdn_prefill(x, raw, conv, g, beta, state, 0, launches=launches)
-
-        ms = triton.testing.do_bench(run, warmup=5, rep=30, return_mode="median")
-        print(f"delta rule of a layer, {rows} rows, {launches}: {ms:.3f} ms", flush=True)
 
 
 def profile_prefill(session: CudaSession, depth: int) -> None:

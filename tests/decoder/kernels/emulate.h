@@ -31,8 +31,10 @@ static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 #define __cluster_dims__(...)
 
 struct Barrier { int arrived = 0, generation = 0; };
+struct Copy { void* to; const void* from; bool real; };  // of 16 bytes; zeros unless real
 struct Fiber {
     ucontext_t context;
+    std::vector<std::vector<Copy>> copies;  // asynchronous ones by group; the last group is still open
     std::vector<char> stack;
     int thread, block;  // block within the cluster
     int cluster_generation;
@@ -73,6 +75,13 @@ static float shuffle(float v, int lane) {
     return other;
 }
 static float shuffle_xor(float v, int mask) { return shuffle(v, threadIdx.x % 32 ^ mask); }
+static u32 shuffle_xor_bits(u32 v, int mask) {
+    float bits;
+    std::memcpy(&bits, &v, 4);
+    bits = shuffle_xor(bits, mask);
+    std::memcpy(&v, &bits, 4);
+    return v;
+}
 static void cluster_arrive() {
     self->cluster_generation = cluster_barrier.generation;
     arrive(cluster_barrier, fibers.size());
@@ -119,6 +128,12 @@ static u32 to_half(float v) {
     std::memcpy(&bits, &h, 2);
     return bits;
 }
+static u32 pack(float low, float high) {  // two fp16, not clamped
+    _Float16 halves[2] = {(_Float16)low, (_Float16)high};
+    u32 pair;
+    std::memcpy(&pair, halves, 4);
+    return pair;
+}
 static u32 pair_of_bf16(float low, float high) {  // to nearest even; no NaN
     u32 bits[2];
     std::memcpy(&bits[0], &low, 4);
@@ -137,12 +152,27 @@ static float load1(const float* p) { return *p; }
 static int load1(const int* p) { return *p; }
 static u16 load_half(const u16* p) { return *p; }
 static uint4 load_halves8(const u16* p) { return read<uint4>(p); }
-static void copy16(void* to, const void* from, bool real = true) {
-    if (real) std::memcpy(to, from, 16);
-    else std::memset(to, 0, 16);
+// Asynchronous copies: an odd thread's arrive at once, an even thread's only when it waits for them, so that neither a copy into
+// what is still being read nor a read of what has not come goes unseen.
+static void arrive_copy(const Copy& c) {
+    if (c.real) std::memcpy(c.to, c.from, 16);
+    else std::memset(c.to, 0, 16);
 }
-static void commit() {}
-template <int LEFT> static void wait_copies() {}
+static void copy16(void* to, const void* from, bool real = true) {
+    if (threadIdx.x % 2) arrive_copy({to, from, real});
+    else self->copies.back().push_back({to, from, real});
+}
+static void commit() { self->copies.emplace_back(); }
+template <int LEFT> static void wait_copies() {
+    while ((int)self->copies.size() - 1 > LEFT) {  // the last group is not committed yet
+        for (const Copy& c : self->copies.front()) arrive_copy(c);
+        self->copies.erase(self->copies.begin());
+    }
+}
+static void finish_copies() {
+    commit();
+    wait_copies<0>();
+}
 static u32 count_arrival(u32* counter) { return (*counter)++; }
 static void wait_for_arrivals(const u32* counter, u32 count) {
     while (*counter < count) pause_fiber();
@@ -169,6 +199,16 @@ static void load_tiles(u32* r, const void* row, int tiles, bool turned) {
 static void load_tiles4(u32* r, const void* row) { load_tiles(r, row, 4, false); }
 static void load_tiles2(u32* r, const void* row) { load_tiles(r, row, 2, false); }
 static void load_turned_tiles2(u32* r, const void* row) { load_tiles(r, row, 2, true); }
+static void load_turned_tiles4(u32* r, const void* row) { load_tiles(r, row, 4, true); }
+static u32 turn_tile(u32 v) {
+    int lane = threadIdx.x % 32;
+    exchange_words[slot_of(lane) * 8] = v;
+    sync_warp();
+    u32 half[2];
+    for (int e = 0; e < 2; ++e) half[e] = exchange_words[slot_of((lane % 4 * 2 + e) * 4 + lane / 8) * 8] >> (lane / 4 % 2 * 16) & 0xffff;
+    sync_warp();
+    return half[0] | half[1] << 16;
+}
 static void mma(float* d, const u32* a, const u32* b) {
     int lane = threadIdx.x % 32;
     u32* mine = &exchange_words[slot_of(lane) * 8];
@@ -187,7 +227,6 @@ static void mma(float* d, const u32* a, const u32* b) {
     }
     sync_warp();
 }
-static void finish_copies() {}
 static void let_next_start() {}
 static void wait_for_previous() {}
 
@@ -209,6 +248,7 @@ static void run_clusters(void (*entry)(), int clusters, int blocks, int threads,
         for (int i = 0; i < blocks * threads; ++i) {
             Fiber& f = fibers[i];
             f.thread = i % threads, f.block = i / threads, f.done = false;
+            f.copies.resize(1);
             f.stack.resize(64 << 10);
             getcontext(&f.context);
             f.context.uc_stack.ss_sp = f.stack.data();

@@ -1,0 +1,201 @@
+"""The delta rule over rows of a prompt, in both of its forms, against token by token.
+
+On a card the CUDA C++ form itself runs; without one its source runs in the emulator (emulator.py).
+"""
+
+import ctypes
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from kernarc.decoder.kernels.gdn_prefill import DeltaRule, delta_rule_triton, delta_rules, gdn_prefill, is_right
+from kernarc.decoder.kernels.gdn_prefill_cuda import SOURCE, definitions, delta_rule_cuda, fits
+from kernarc.decoder.kernels.gdn_prepare import conv_naive
+from kernarc.decoder.kernels.gdn_verify import delta_rule_naive
+from kernarc.decoder.kernels.nvrtc import compile_cubin
+
+from .emulator import COMPILER, emulate
+
+HEADS, KEY_HEADS, DIM, TAPS = 2, 1, 16, 4
+CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
+SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖actual − expected‖ / ‖expected‖; NaN never compares small."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def poisoned(rule: DeltaRule) -> DeltaRule:
+    """The same with NaN in whatever it allocates."""
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills empty tensors with NaN
+        try:
+            return rule(*tensors)  # type: ignore[call-arg]
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> DeltaRule:
+    """The CUDA C++ form: on the card, or emulated."""
+    if torch.cuda.is_available():
+        return poisoned(delta_rule_cuda)
+    if COMPILER is None:
+        pytest.skip("neither a GPU nor g++ here")
+    folder: Path = tmp_path_factory.mktemp("emulated")
+
+    def run(name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
+        emulate(SOURCE, name, made, arguments, folder, grid=ctas, together=1)
+
+    return poisoned(partial(delta_rule_cuda, run=run))
+
+
+@pytest.fixture(params=["triton", "by hand"])
+def rule(request: pytest.FixtureRequest) -> DeltaRule:
+    form: DeltaRule = delta_rule_triton if request.param == "triton" else request.getfixturevalue("by_hand")
+    return form
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [70, 33], [5, 1, 3]], ids=str)
+@pytest.mark.parametrize("repeated_keys", [False, True])
+def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, rule: DeltaRule, device: str) -> None:
+    torch.manual_seed(sum(lengths))
+    total = sum(lengths)
+    rows = torch.randn(total, CHANNELS + HEADS * DIM, device=device)
+    if repeated_keys:  # the same token over and over: powers of the triangular system would explode
+        rows[:] = rows[:1]
+    rows = rows.to(torch.float16)
+    conv = torch.randn(CHANNELS, TAPS, device=device) * 0.5
+    g = -torch.rand(total, HEADS, device=device) * (0.01 if repeated_keys else 0.5)
+    beta = torch.rand(total, HEADS, device=device)
+    raw = torch.full((32, CHANNELS), float("nan"), dtype=torch.float16, device=device)
+    state = torch.zeros(HEADS, DIM, DIM, device=device)
+    pieces, start = [], 0
+    for length in lengths:
+        piece = slice(start, start + length)
+        pieces.append(gdn_prefill(rows[piece], raw, conv, g[piece], beta[piece], state, start, rule))
+        slots = torch.arange(start, start + length, device=device)[-32:]
+        raw[slots % 32] = rows[slots, :CHANNELS]
+        start += length
+    mixed = conv_naive(rows.new_zeros(TAPS - 1, CHANNELS), rows[:, :CHANNELS], conv).float()
+    q, k, v = mixed.split([KEY_HEADS * DIM, KEY_HEADS * DIM, HEADS * DIM], dim=1)
+    heads = [x.view(total, KEY_HEADS, DIM) for x in (q, k)]
+    q, k = ((x * torch.rsqrt(x.square().sum(-1, True) + 1e-6)).repeat_interleave(HEADS // KEY_HEADS, 1) for x in heads)
+    expected, final = delta_rule_naive(
+        q * DIM**-0.5, k, v.view(total, HEADS, DIM), g.exp(), beta, torch.zeros_like(state)
+    )
+    assert relative(torch.cat(pieces), expected) < 3e-3
+    assert relative(state, final) < 3e-3
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def random_inputs(length: int, shape: tuple[int, int, int, int], device: str) -> Inputs:
+    """(q, k, v, g, beta, state) as a delta rule takes them; the buffers go on with NaN. shape: key heads, H, K, V."""
+    key_heads, heads, key_dim, value_dim = shape
+    torch.manual_seed(length)
+    beyond = 70
+
+    def followed_by_nan(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.new_full((beyond, *x.shape[1:]), float("nan"))]).to(device)[:length]
+
+    def unit() -> torch.Tensor:
+        return torch.nn.functional.normalize(torch.randn(length, key_heads, key_dim), dim=-1)
+
+    q, k, v = unit() * key_dim**-0.5, unit(), torch.randn(length, heads, value_dim)
+    g, beta = -torch.rand(length, heads) * 0.3, torch.rand(length, heads)
+    halves = [followed_by_nan(x.half()) for x in (q, k, v)]
+    return (*halves, followed_by_nan(g), followed_by_nan(beta), torch.randn(heads, key_dim, value_dim).to(device))  # type: ignore[return-value]
+
+
+def exact(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """(o, final state), token by token in fp64."""
+    q, k, v, g, beta, state = (x.double() for x in inputs)
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    return delta_rule_naive(q, k, v, g.exp(), beta, state)
+
+
+SHAPES = {
+    "as in the 27B": (1, 3, 128, 128),
+    "two key heads": (2, 2, 64, 64),
+    "odd columns": (1, 1, 48, 80),
+    "wide keys": (1, 2, 128, 16),
+}
+
+
+@pytest.mark.parametrize("length", [1, 64, 129])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_shape_and_length(shape: tuple[int, int, int, int], length: int, by_hand: DeltaRule, device: str) -> None:
+    inputs = random_inputs(length, shape, device)
+    expected, final = exact(inputs)
+    out = by_hand(*inputs)
+    assert relative(out, expected) < 1e-3
+    assert relative(inputs[-1], final) < 1e-3
+
+
+@pytest.mark.parametrize("log_decay", [0.0, -1e-3, -30.0])
+def test_one_key_over_and_over(log_decay: float, by_hand: DeltaRule, device: str) -> None:
+    """With beta = 1 a token erases what the one before it wrote: the inverse is full of sums that cancel."""
+    inputs = random_inputs(130, (1, 2, 32, 32), device)
+    q, k, _, g, beta, state = inputs
+    q[:], k[:], g[:], beta[:] = q[:1].clone(), k[:1].clone(), log_decay, 1.0
+    expected, final = exact(inputs)
+    out = by_hand(*inputs)
+    assert relative(out, expected) < 3e-3
+    assert relative(state, final) < 3e-3
+
+
+def test_two_runs_are_equal_to_the_bit(by_hand: DeltaRule, device: str) -> None:
+    inputs = random_inputs(200, (1, 2, 32, 64), device)
+    again = (*inputs[:-1], inputs[-1].clone())
+    assert torch.equal(by_hand(*inputs), by_hand(*again))
+    assert torch.equal(inputs[-1], again[-1])
+
+
+def test_a_wrong_delta_rule_is_noticed(rule: DeltaRule, device: str) -> None:
+    def check(form: DeltaRule) -> bool:
+        return is_right((HEADS, DIM, DIM), CHANNELS, TAPS, torch.device(device), form)
+
+    assert check(rule)
+
+    def nan_in_one_head(*tensors: torch.Tensor) -> torch.Tensor:
+        out = rule(*tensors)  # type: ignore[call-arg]
+        out[0, 1] = float("nan")
+        return out
+
+    assert not check(nan_in_one_head)
+
+
+def test_other_shapes_are_left_to_triton() -> None:
+    card = torch.device("cuda")
+    assert delta_rules(card, 128, 128) == [delta_rule_cuda, delta_rule_triton]
+    assert delta_rules(torch.device("cpu"), 128, 128) == delta_rules(card, 256, 128) == [delta_rule_triton]
+    assert not fits(128, 8)
+
+
+@pytest.mark.parametrize("walk", [False, True], ids=["chunk", "walk"])
+@pytest.mark.parametrize(("arch", "stages"), [(80, 2), (90, 3)])
+@pytest.mark.parametrize("shape", [(16, 48, 128, 128), (1, 2, 16, 16)], ids=str)
+def test_kernels_compile_for_both_cards_without_one(
+    shape: tuple[int, int, int, int], arch: int, stages: int, walk: bool, tmp_path: Path
+) -> None:
+    made = definitions(*shape, walk=walk, stages=stages)
+    assert made["SHARED_BYTES"] + 1024 <= SHARED_LIMIT_BYTES[arch] // (1 if walk else 2)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_cubin(SOURCE.read_text(), arch, made))
+    packaged = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    disassembler = shutil.which("cuobjdump") or (str(packaged) if packaged.exists() else None)
+    if disassembler is not None:
+        usage = subprocess.run([disassembler, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        assert " STACK:0 " in usage  # nothing spilled
+        assert "LOCAL:0 " in usage
