@@ -143,6 +143,8 @@ class Decoder:
                 f"the prompt has {len(prompt_ids)} tokens, the context holds {self.max_context} with the output",
                 f"Send at most {self.max_context - 1} tokens.",
             )
+        if set(map(type, prompt_ids)) == {int} and min(prompt_ids) >= 0 and max(prompt_ids) < self.config.vocab_size:
+            return  # the common case, fast for long prompts
         for position, token_id in enumerate(prompt_ids):
             if not 0 <= token_id < self.config.vocab_size:
                 raise RequestError(f"prompt token {position} is {token_id}, expected 0 … {self.config.vocab_size - 1}")

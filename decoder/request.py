@@ -108,7 +108,7 @@ def _prompt_ids(prompt: Any, model: ServedModel, *, add_special_tokens: bool) ->
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a batch of one
     if isinstance(prompt, list):
-        if any(isinstance(item, str | list) for item in prompt):
+        if not {str, list}.isdisjoint(map(type, prompt)):
             raise RequestError("the request holds several prompts, expected one", "send a request for each")
         _check_ids(prompt, model.vocab_size, "prompt")
         return prompt

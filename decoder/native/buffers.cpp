@@ -109,11 +109,9 @@ void Engine::embed(int64_t id, float* to) const {
     return;
   }
   const uint16_t* from = static_cast<const uint16_t*>(m.embedding) + id * m.hidden;
-  uint32_t bits[LANES];
-  for (int i = 0; i < m.hidden; i += LANES) {
-    const int count = std::min(LANES, m.hidden - i);
-    for (int l = 0; l < count; ++l) bits[l] = static_cast<uint32_t>(from[i + l]) << 16;
-    std::memcpy(to + i, bits, count * sizeof(float));
+  for (int i = 0; i < m.hidden; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
   }
 }
 
