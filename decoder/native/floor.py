@@ -13,6 +13,7 @@ import click
 import torch
 
 from ..config import FULL_ATTENTION, ModelConfig
+from ..draft_context import CPU_DRAFT_CONTEXT, skipped_rows
 from .library import load_library
 
 GDN_CHUNK = 32  # CHUNK of delta_rule.h
@@ -78,15 +79,26 @@ def draft_work(config: ModelConfig, depth: int) -> Work:
     return Work(weights + attention_adds(config, depth), weights * WEIGHT_BYTES + keys * DRAFT_CACHE_BYTES)
 
 
-def prefill_adds(config: ModelConfig, depth: int) -> dict[str, float]:
-    """Multiply-adds of a prompt by part."""
+def skipped_adds(config: ModelConfig, rows: int) -> tuple[int, float]:
+    """What a prompt saves where its first `rows` rows go without the last mixer: of (linear layers, attention)."""
+    inputs, outputs = mixer_weights(config, config.layer_types[-1])
+    if config.layer_types[-1] != FULL_ATTENTION:
+        return rows * outputs, 0.0  # its state takes all inputs
+    keys_values = config.hidden_size * 2 * config.num_key_value_heads * config.head_dim
+    queries = inputs - keys_values if config.num_hidden_layers > 1 else 0  # a first layer's come from a table
+    return rows * (queries + outputs), attention_adds(config, rows * (rows + 1) / 2)
+
+
+def prefill_adds(config: ModelConfig, depth: int, draft_context: int | None = None) -> dict[str, float]:
+    """Multiply-adds of a prompt by part, with the last `draft_context` positions finished, or all (None)."""
+    linear, attention = skipped_adds(config, skipped_rows(0, depth, depth, draft_context))
     attentions = config.layer_types.count(FULL_ATTENTION)
     key, value, chunk = config.linear_key_head_dim, config.linear_value_head_dim, GDN_CHUNK
     # a row of a chunk: two products with keys and the system below the diagonal, S read twice and written once
     delta = chunk * key + chunk * value + 3 * key * value
     parts = {
-        "linear layers": float(depth * target_weights(config, by_token=True)),
-        "attention": attentions * attention_adds(config, depth * (depth + 1) / 2),
+        "linear layers": float(depth * target_weights(config, by_token=True) - linear),
+        "attention": attentions * attention_adds(config, depth * (depth + 1) / 2) - attention,
         "delta rule": float(depth * config.linear_num_value_heads * delta * (config.num_hidden_layers - attentions)),
     }
     if config.has_mtp:
@@ -112,8 +124,11 @@ def torch_gflops(threads: int) -> float:
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096", show_default=True)
 @click.option("--num-speculative-tokens", "drafts", default=3, show_default=True, type=click.IntRange(0, 8))
+@click.option(
+    "--draft-context", default=CPU_DRAFT_CONTEXT, show_default=True, type=click.IntRange(0), help="Positions finished."
+)
 @click.option("--threads", default=torch.get_num_threads(), show_default=True, type=click.IntRange(1))
-def main(model: str, depths: str, drafts: int, threads: int) -> None:
+def main(model: str, depths: str, drafts: int, draft_context: int, threads: int) -> None:
     """Floors of MODEL on this CPU."""
     config, library = ModelConfig.from_directory(model), load_library()
     one, together = library.kernarc_measure_arithmetic(1), library.kernarc_measure_arithmetic(threads)
@@ -128,7 +143,7 @@ def main(model: str, depths: str, drafts: int, threads: int) -> None:
             f"{depth:>6}: step {sum(floors):.3f} ms on 1 thread = verify {floors[0]:.3f} ({verify}) + {drafts} drafts "
             f"{floors[1]:.3f} ({draft} each) at {speed:.0f} GB/s"
         )
-        parts = prefill_adds(config, depth)
+        parts = prefill_adds(config, depth, draft_context)
         listed = ", ".join(f"{name} {2e-9 * adds:.2f}" for name, adds in parts.items())
         gflop = 2e-9 * sum(parts.values())
         click.echo(

@@ -45,6 +45,22 @@ def test_attention_of_a_prompt_counts_pairs(base_checkpoint: RandomCheckpoint) -
     assert prefill_adds(config, 50)["attention"] == pairs * 4 * 16 * 2
 
 
+def test_positions_left_unfinished_go_without_the_last_mixer(checkpoint: RandomCheckpoint) -> None:
+    """20 of 50 rows: no queries, gates and output projection, and no attention among them."""
+    config = ModelConfig.from_dict(checkpoint.config)
+    whole, less = prefill_adds(config, 50), prefill_adds(config, 50, draft_context=30)
+    shapes = tensor_shapes(checkpoint.config)
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    names = ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "linear_attn.out_proj.weight")
+    left_out = [last + name for name in names]
+    weights = sum(math.prod(shapes[name]) for name in left_out if name in shapes)
+    assert whole["linear layers"] - less["linear layers"] == 20 * weights
+    pairs = sum(position + 1 for position in range(20)) if left_out[0] in shapes else 0
+    width = config.num_attention_heads * config.head_dim
+    assert whole["attention"] - less["attention"] == pairs * width * 2
+    assert prefill_adds(config, 50, draft_context=50) == whole
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_command_line(base_checkpoint: RandomCheckpoint, threads: str) -> None:
     require_compiler()
