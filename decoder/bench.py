@@ -15,6 +15,7 @@ from typing import Any
 import click
 import torch
 
+from .draft_context import CPU_DRAFT_CONTEXT
 from .errors import DecoderError
 from .generate import Decoder
 from .native.build import NativeUnavailableError
@@ -128,14 +129,15 @@ def render(rows: list[Row], num_drafts: int) -> str:
     return "\n".join(lines)
 
 
-def _sessions(model: str, num_drafts: int, paths: str) -> list[tuple[CpuSession, int]]:
+def _sessions(model: str, num_drafts: int, draft_context: int, paths: str) -> list[tuple[CpuSession, int]]:
     """(session, vocabulary) of each path; without a compiler only plain PyTorch, and a line that says why."""
     sessions: list[tuple[CpuSession, int]] = []
     for native in (True, False):
         if paths != "both" and paths != ("native" if native else "plain"):
             continue
         try:
-            decoder = Decoder.load(model, device="cpu", num_speculative_tokens=num_drafts, native=native)
+            options = {"num_speculative_tokens": num_drafts, "draft_context": draft_context, "native": native}
+            decoder = Decoder.load(model, device="cpu", **options)
         except NativeUnavailableError as error:
             if paths == "native":
                 raise
@@ -150,15 +152,30 @@ def _sessions(model: str, num_drafts: int, paths: str) -> list[tuple[CpuSession,
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096,8192", show_default=True, help="Prompt lengths in tokens.")
 @click.option("--num-speculative-tokens", default=3, show_default=True, type=click.IntRange(0, 8))
+@click.option(
+    "--draft-context",
+    default=CPU_DRAFT_CONTEXT,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Last positions of a prompt finished for the drafts; the prompt's length or more: all.",
+)
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=10), help="Steps a figure.")
 @click.option("--threads", type=click.IntRange(min=1), help="PyTorch threads; its own choice unless given.")
 @click.option("--path", "paths", type=click.Choice(["both", "native", "plain"]), default="both", show_default=True)
-def main(model: str, depths: str, num_speculative_tokens: int, steps: int, threads: int | None, paths: str) -> None:
+def main(
+    model: str,
+    depths: str,
+    num_speculative_tokens: int,
+    draft_context: int,
+    steps: int,
+    threads: int | None,
+    paths: str,
+) -> None:
     """Measure the decoder on MODEL on this CPU."""
     if threads:
         torch.set_num_threads(threads)
     try:
-        sessions = _sessions(model, num_speculative_tokens, paths)
+        sessions = _sessions(model, num_speculative_tokens, draft_context, paths)
     except DecoderError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"torch {torch.__version__} threads={torch.get_num_threads()} {torch.backends.cpu.get_cpu_capability()}")
