@@ -38,6 +38,7 @@ OUTPUT_GAIN = 0.02
 NOBODY = -1
 SINGLE_FILE_BYTES = 1 << 30
 RECIPE = "structured.json"
+NEXT_TOKENS = "next_tokens.npy"  # int64 [V]: the greedy token after each, for the output check
 Bits = NDArray[np.uint16]
 
 
@@ -132,6 +133,7 @@ def write_structured_checkpoint(
             )
         for name, content in (("config.json", raw), (RECIPE, recipe)):
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
+        np.save(partial / NEXT_TOKENS, cycle.next)
     return total
 
 

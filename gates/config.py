@@ -12,6 +12,8 @@ from .intervals import MIN_LAUNCHES
 class OutputCheckConfig(ConfigModel):
     """How every emitted token is judged against the reference implementation."""
 
+    # known_output: of structured checkpoints, token for token, where no reference model fits (known_output.py)
+    reference: Literal["transformers", "known_output"] = "transformers"
     reference_model: str | None = None  # checkpoint directory; None: the build's own. Endpoints need it.
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the reference
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -13,6 +13,7 @@ from ..harness.errors import KernarcError
 from ..harness.records import BuildRecord, RunManifest, StreamRecord, StreamStatus
 from ..harness.storage import Request
 from .config import OutputCheckConfig
+from .known_output import KnownOutputScorer
 from .outcomes import OutputOutcome
 from .output_check import Scorer, Text, check_build, could_not_run
 
@@ -101,6 +102,9 @@ class RunChecker:
 
     def _new_judge(self, path: Path, streams: Sequence[StreamRecord], prompts: dict[str, tuple[int, ...]]) -> _Judge:
         """τ comes from the first outputs, at each depth, of the first build that this checkpoint serves."""
+        ends = frozenset(Checkpoint(path).eos_token_ids) if self._rules.early_stop == "note" else frozenset[int]()
+        if self._config.reference == "known_output":
+            return _Judge(KnownOutputScorer(path), 0.0, ends)
         build = next(build.name for build in self._manifest.builds if self._reference_path(build.name) == path)
         texts: list[Text] = []
         for depth in self._manifest.depths:
@@ -113,7 +117,6 @@ class RunChecker:
         from .scoring import ReferenceScorer  # brings torch and transformers, which take seconds to import
 
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
-        ends = frozenset(Checkpoint(path).eos_token_ids) if self._rules.early_stop == "note" else frozenset[int]()
         return _Judge(scorer, scorer.calibrate_tau(texts), ends)
 
     def _reference_path(self, build: str) -> Path | None:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
 from kernarc.gates.config import OutputCheckConfig
 from kernarc.gates.outcomes import Verdict
+from kernarc.gates.reference import Reference
 from kernarc.gates.run_check import RunChecker, void_rules_of
 from kernarc.harness.config import VoidRulesConfig
 from kernarc.harness.records import RunManifest, StreamRecord
@@ -53,6 +55,36 @@ def test_difference_is_named_with_what_the_reference_thinks(
     assert f"a emitted {output[6]} (gap 0, the reference's choice)" in sentence
     assert f"b emitted {other[6]}" in sentence
     assert "a divergence" in sentence
+
+
+def test_a_structured_checkpoint_judges_by_its_known_output(
+    make_stream: MakeStream, made_up_manifest: RunManifest, tmp_path: Path
+) -> None:
+    folder = tmp_path / "structured"
+    write_structured_checkpoint("tiny", folder, seed=3)
+    cycle = TokenCycle.of_checkpoint(folder, 2048)
+    right = cycle.continuation(PROMPT[-1], 16)
+    wrong = [*right[:6], (right[6] + 1) % 2048, *cycle.continuation((right[6] + 1) % 2048, 9)]  # one, then consistent
+    beyond = [*right[:15], 5000]
+    config = OutputCheckConfig(device="cpu", reference="known_output")
+    checker = RunChecker(with_models(made_up_manifest, folder), config, tmp_path / "cache")
+    for output, divergences in ((right, 0), (wrong, 1), (beyond, 1)):
+        streams = [make_stream("a", token_ids=tuple(output))]
+        [outcome] = checker.check(["a"], streams, REQUESTS, ignore)
+        assert outcome.verdict is (Verdict.FAIL if divergences else Verdict.PASS)
+        assert (outcome.positions, outcome.divergences) == (16, divergences)
+        assert outcome.reference == "known output of structured"
+    assert Reference.load(folder, device="cpu").logit_rows(PROMPT, right).__next__().argmax(-1).tolist() == right
+
+
+def test_other_checkpoints_have_no_known_output(
+    make_stream: MakeStream, made_up_manifest: RunManifest, model_dir: Path, output: list[int], tmp_path: Path
+) -> None:
+    config = OutputCheckConfig(device="cpu", reference="known_output")
+    checker = RunChecker(with_models(made_up_manifest, model_dir), config, tmp_path)
+    [outcome] = checker.check(["a"], [make_stream("a", token_ids=tuple(output))], REQUESTS, ignore)
+    assert outcome.verdict is Verdict.INCONCLUSIVE
+    assert "has no known output" in outcome.reason
 
 
 def test_endpoint_without_a_named_reference_is_inconclusive(
