@@ -90,25 +90,18 @@ struct Arguments {
     int rows;
 };
 
-// Where a lane's part of a load of 16 rows x 16 columns begins: tiles (rows 0..7, columns 0..7), (0..7, 8..15), (8..15, 0..7),
-// (8..15, 8..15).
-__device__ __forceinline__ const u16* tiles_at(const u16* base, int stride, int row, int column, int lane) {
+// Where a lane's part of a load of 16 rows x 16 columns begins, as four tiles: rows 0..7 and 8..15 of columns 0..7, then of columns
+// 8..15 (down), or columns first (across). Operands must lie in consecutive registers, so the order saves moves.
+__device__ __forceinline__ const u16* tiles_down(const u16* base, int stride, int row, int column, int lane) {
+    return base + (row + lane % 16) * stride + column + lane / 16 * 8;
+}
+__device__ __forceinline__ const u16* tiles_across(const u16* base, int stride, int row, int column, int lane) {
     return base + (row + lane % 8 + lane / 16 * 8) * stride + column + lane / 8 % 2 * 8;
 }
 __device__ __forceinline__ void mma(float* d, const u32* a, u32 b0, u32 b1) {
     const u32 b[2] = {b0, b1};
     mma(d, a, b);
 }
-// Rows of `width` halves from global rows `pitch` apart; those that do not exist are zeros.
-__device__ __forceinline__ void stage_rows(u16* to, int stride, const u16* from, int pitch, int width, int real_rows, int threads) {
-#pragma unroll(WALK ? 4 : 1)  // in chunk, more would keep addresses in registers that the products need
-    for (int i = threadIdx.x; i < N * (width / 8); i += threads) {
-        const int row = i / (width / 8), column = i % (width / 8) * 8;
-        const bool real = row < real_rows;
-        copy16(to + row * stride + column, from + (real ? (i64)row * pitch + column : 0), real);
-    }
-}
-
 #if !WALK
 #define THREADS 128
 
@@ -126,6 +119,16 @@ struct __align__(16) Shared {
     float sums[GROUP][N];            // of g / ln 2
     float beta[GROUP][N];
 };
+
+// Rows of `width` halves from global rows `pitch` apart; those that do not exist are zeros.
+__device__ __forceinline__ void stage_rows(u16* to, int stride, const u16* from, int pitch, int width, int real_rows) {
+#pragma unroll 1  // more would keep addresses in registers that the products need
+    for (int i = threadIdx.x; i < N * (width / 8); i += THREADS) {
+        const int row = i / (width / 8), column = i % (width / 8) * 8;
+        const bool real = row < real_rows;
+        copy16(to + row * stride + column, from + (real ? (i64)row * pitch + column : 0), real);
+    }
+}
 
 // Two numbers as fp16 and what is left of them: 22 bits.
 __device__ __forceinline__ void split(float x, float y, u32& high, u32& low) {
@@ -166,15 +169,13 @@ __device__ __forceinline__ void products(const Shared& s, int band, int lane, fl
         for (int i = 0; i < 4; ++i) kk[n][i] = qk[n][i] = 0.f;
 #pragma unroll
     for (int step = 0; step < K / 16; ++step) {
-        u32 r[4], b[4];
-        load_tiles4(r, tiles_at(s.k[0], KEY_STRIDE, band * 16, step * 16, lane));
-        const u32 k_rows[4] = {r[0], r[2], r[1], r[3]};
-        load_tiles4(r, tiles_at(s.q[0], KEY_STRIDE, band * 16, step * 16, lane));
-        const u32 q_rows[4] = {r[0], r[2], r[1], r[3]};
+        u32 k_rows[4], q_rows[4], b[4];
+        load_tiles4(k_rows, tiles_down(s.k[0], KEY_STRIDE, band * 16, step * 16, lane));
+        load_tiles4(q_rows, tiles_down(s.q[0], KEY_STRIDE, band * 16, step * 16, lane));
 #pragma unroll
         for (int pair = 0; pair < BLOCKS; ++pair) {
             if (pair > band) continue;
-            load_tiles4(b, tiles_at(s.k[0], KEY_STRIDE, pair * 16, step * 16, lane));
+            load_tiles4(b, tiles_across(s.k[0], KEY_STRIDE, pair * 16, step * 16, lane));
             mma(kk[2 * pair], k_rows, b[0], b[1]);
             mma(kk[2 * pair + 1], k_rows, b[2], b[3]);
             mma(qk[2 * pair], q_rows, b[0], b[1]);
@@ -242,11 +243,12 @@ __device__ __forceinline__ void invert_diagonal(float block[16][20], int lane) {
     }
 }
 
-// A block of the inverse, transposed as two tiles (rows are its columns), times a factor a column: for the products with k and v.
+// A block of the inverse, transposed as two tiles (rows are its columns), times a factor a column: as the second operand of the
+// product with v (version 0) and the first of that with k (version 1).
 __device__ __forceinline__ void keep_block(Shared& s, int block, int version, const float x[2][4], float upper, float lower, int lane) {
     const u32 a0 = turn_tile(pack(x[0][0] * upper, x[0][1] * upper)), a1 = turn_tile(pack(x[1][0] * upper, x[1][1] * upper));
     const u32 a2 = turn_tile(pack(x[0][2] * lower, x[0][3] * lower)), a3 = turn_tile(pack(x[1][2] * lower, x[1][3] * lower));
-    s.inverse[block][version][lane] = make_uint4(a0, a1, a2, a3);
+    s.inverse[block][version][lane] = version ? make_uint4(a0, a1, a2, a3) : make_uint4(a0, a2, a1, a3);
 }
 
 // Block column `band` of the inverse, from the diagonal down.
@@ -313,9 +315,9 @@ __device__ __forceinline__ void make_w(const Shared& s, int band, int lane, uint
         for (int step = 0; step < BLOCKS; ++step) {
             if (step > band) continue;
             u32 r[4];
-            load_turned_tiles4(r, tiles_at(s.k[0], KEY_STRIDE, step * 16, at * 16, lane));
-            mma(d[0], faded[step], r[0], r[2]);
-            mma(d[1], faded[step], r[1], r[3]);
+            load_turned_tiles4(r, tiles_down(s.k[0], KEY_STRIDE, step * 16, at * 16, lane));
+            mma(d[0], faded[step], r[0], r[1]);
+            mma(d[1], faded[step], r[2], r[3]);
         }
         w[(band * (K / 16) + at) * 32 + lane] =
             make_uint4(pack(d[0][0], d[0][1]), pack(d[1][0], d[1][1]), pack(d[0][2], d[0][3]), pack(d[1][2], d[1][3]));
@@ -332,9 +334,9 @@ __device__ __forceinline__ void make_u(const Shared& s, int band, int lane, uint
         for (int step = 0; step < BLOCKS; ++step) {
             if (step > band) continue;
             u32 r[4];
-            load_turned_tiles4(r, tiles_at(s.v[0], VALUE_STRIDE, step * 16, at * 16, lane));
-            mma(d[0], r, with_beta[step][0], with_beta[step][2]);
-            mma(d[1], r, with_beta[step][1], with_beta[step][3]);
+            load_turned_tiles4(r, tiles_across(s.v[0], VALUE_STRIDE, step * 16, at * 16, lane));
+            mma(d[0], r, with_beta[step][0], with_beta[step][1]);
+            mma(d[1], r, with_beta[step][2], with_beta[step][3]);
         }
         u[(at * BLOCKS + band) * 32 + lane] =
             make_uint4(pack(d[0][0], d[0][1]), pack(d[0][2], d[0][3]), pack(d[1][0], d[1][1]), pack(d[1][2], d[1][3]));
@@ -349,11 +351,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk(const __grid_cons
     const int band = (warp + blockIdx.x) % BLOCKS;  // later rows cost more: not always on the same quarter of an SM
     const int first = chunk_index * N, left = a.rows - first;
     const i64 key_rows = ((i64)first * KEY_HEADS + key_head) * K;
-    stage_rows(s.k[0], KEY_STRIDE, a.k + key_rows, KEY_HEADS * K, K, left, THREADS);
-    stage_rows(s.q[0], KEY_STRIDE, a.q + key_rows, KEY_HEADS * K, K, left, THREADS);
+    stage_rows(s.k[0], KEY_STRIDE, a.k + key_rows, KEY_HEADS * K, K, left);
+    stage_rows(s.q[0], KEY_STRIDE, a.q + key_rows, KEY_HEADS * K, K, left);
     commit();
     for (int i = warp; i < GROUP; i += BLOCKS) stage_gates(a, s, first, key_head * GROUP + i, i, lane);
-    stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + key_head * GROUP) * V, H * V, V, left, THREADS);
+    stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + key_head * GROUP) * V, H * V, V, left);
     commit();
     wait_copies<1>();
     sync_block();
@@ -378,14 +380,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk(const __grid_cons
         make_w(s, band, lane, a.w + part * (K * N / 8));
         make_u(s, band, lane, a.u + part * (V * N / 8));
         sync_block();  // v's place is free
-        if (i + 1 < GROUP) stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + head + 1) * V, H * V, V, left, THREADS);
+        if (i + 1 < GROUP) stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + head + 1) * V, H * V, V, left);
         commit();
     }
 }
 
 #else  // WALK
 #define WARPS (VB / 16)
-#define THREADS (WARPS * 32)
+#define THREADS (WARPS * 32 + 32)  // the last warp only fills the ring
 
 struct __align__(16) Stage {
     uint4 w[BLOCKS][K / 16][32];
@@ -398,20 +400,31 @@ struct __align__(16) Shared {
     Stage stages[STAGES];
 };
 
-__device__ __forceinline__ void stage_line(void* to, const void* from, int units) {  // of 16 bytes
-#pragma unroll 4
-    for (int i = threadIdx.x; i < units; i += THREADS) copy16((uint4*)to + i, (const uint4*)from + i);
+template <int LINES> __device__ __forceinline__ void stage_lines(void* to, const void* from, int lane) {  // of 512 bytes
+#pragma unroll 8
+    for (int i = 0; i < LINES; ++i) copy16((uint4*)to + i * 32 + lane, (const uint4*)from + i * 32 + lane);
 }
-__device__ __forceinline__ void stage_chunk(const Arguments& a, Stage& s, int chunk_index, int head, int column) {
+// The key head's rows of q or k; those past the end are zeros.
+__device__ __forceinline__ void stage_rows(u16* to, const u16* from, int real_rows, int lane) {
+#pragma unroll 8
+    for (int i = 0; i < N * K / 256; ++i) {
+        const bool even = 32 % (K / 8) == 0;  // whole rows at a time
+        const int row = even ? i * (256 / K) + lane / (K / 8) : (i * 32 + lane) / (K / 8);
+        const int column = (even ? lane % (K / 8) : (i * 32 + lane) % (K / 8)) * 8;
+        const bool real = row < real_rows;
+        copy16(to + row * KEY_STRIDE + column, from + (real ? row * (KEY_HEADS * K) + column : 0), real);
+    }
+}
+__device__ __forceinline__ void stage_chunk(const Arguments& a, Stage& s, int chunk_index, int head, int column, int lane) {
     const i64 part = (i64)chunk_index * H + head;
     const int left = a.rows - chunk_index * N;
     const i64 key_rows = ((i64)chunk_index * N * KEY_HEADS + head / GROUP) * K;
-    stage_line(s.w, a.w + part * (K * N / 8), K * N / 8);
-    stage_line(s.u, a.u + part * (V * N / 8) + column * (N / 8), VB * N / 8);
-    stage_line(s.decays, a.decays + part * (2 * N), 2 * N / 4);
-    stage_rows(s.q[0], KEY_STRIDE, a.q + key_rows, KEY_HEADS * K, K, left, THREADS);
-    stage_line(s.scores, a.scores + part * (10 * 32), 10 * 32);
-    stage_rows(s.k[0], KEY_STRIDE, a.k + key_rows, KEY_HEADS * K, K, left, THREADS);
+    stage_lines<K / 4>(s.w, a.w + part * (K * N / 8), lane);
+    stage_lines<VB / 4>(s.u, a.u + part * (V * N / 8) + column * (N / 8), lane);
+    stage_lines<1>(s.decays, a.decays + part * (2 * N), lane);
+    stage_rows(s.q[0], a.q + key_rows, left, lane);
+    stage_rows(s.k[0], a.k + key_rows, left, lane);
+    stage_lines<10>(s.scores, a.scores + part * (10 * 32), lane);
 }
 
 // Two tiles, 16 columns of the state x 16 others, as the first operand of the next product.
@@ -433,104 +446,111 @@ __device__ __forceinline__ void store_rows(const Arguments& a, const float o[8][
     }
 }
 
+// One chunk by one warp. state: columns x keys.
+__device__ __forceinline__ void take_chunk(const Arguments& a, const Stage& s, float state[K / 8][4], int first, int head, int column, int warp, int lane) {
+    const int t = lane % 4;
+    u32 narrow[K / 16][4];
+    float v[8][4], o[8][4];
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step) operand(&state[2 * step], narrow[step]);
+#pragma unroll
+    for (int pair = 0; pair < BLOCKS; ++pair) {
+        const uint4 u = s.u[warp][pair][lane];
+        const u32 words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            v[pair * 2 + i / 4][i % 4] = from_half(words[i / 2] >> (i % 2 * 16) & 0xffff);
+            o[pair * 2 + i / 4][i % 4] = 0.f;
+        }
+    }
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step)  // v' = u - w S
+#pragma unroll
+        for (int pair = 0; pair < BLOCKS; ++pair) {
+            const uint4 w = s.w[pair][step][lane];
+            mma(v[2 * pair], narrow[step], w.x, w.y);
+            mma(v[2 * pair + 1], narrow[step], w.z, w.w);
+        }
+#pragma unroll
+    for (int step = 0; step < K / 16; ++step)  // o = q S
+#pragma unroll
+        for (int pair = 0; pair < BLOCKS; ++pair) {
+            u32 r[4];
+            load_tiles4(r, tiles_across(s.q[0], KEY_STRIDE, pair * 16, step * 16, lane));
+            mma(o[2 * pair], narrow[step], r[0], r[1]);
+            mma(o[2 * pair + 1], narrow[step], r[2], r[3]);
+        }
+    u32 values[BLOCKS][4], faded[BLOCKS][4];
+#pragma unroll
+    for (int pair = 0; pair < BLOCKS; ++pair) {
+        operand(&v[2 * pair], values[pair]);
+#pragma unroll
+        for (int tile = pair * 2; tile < pair * 2 + 2; ++tile) {
+            const float2 since = *(const float2*)&s.decays[0][tile * 8 + t * 2], until = *(const float2*)&s.decays[1][tile * 8 + t * 2];
+            o[tile][0] *= since.x, o[tile][1] *= since.y, o[tile][2] *= since.x, o[tile][3] *= since.y;
+            v[tile][0] *= until.x, v[tile][1] *= until.y, v[tile][2] *= until.x, v[tile][3] *= until.y;
+        }
+        operand(&v[2 * pair], faded[pair]);
+    }
+    const float whole = s.decays[0][N - 1];
+#pragma unroll
+    for (int n = 0; n < K / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) state[n][i] *= whole;
+#pragma unroll
+    for (int step = 0; step < BLOCKS; ++step)  // S = S e^G + kT v'
+#pragma unroll
+        for (int n = 0; n < K / 16; ++n) {
+            u32 r[4];
+            load_turned_tiles4(r, tiles_down(s.k[0], KEY_STRIDE, step * 16, n * 16, lane));
+            mma(state[2 * n], faded[step], r[0], r[1]);
+            mma(state[2 * n + 1], faded[step], r[2], r[3]);
+        }
+#pragma unroll
+    for (int pair = 0; pair < BLOCKS; ++pair)  // o += scores v'
+#pragma unroll
+        for (int step = 0; step <= pair; ++step) {
+            const uint4 score = s.scores[pair * (pair + 1) / 2 + step][lane];
+            mma(o[2 * pair], values[step], score.x, score.y);
+            mma(o[2 * pair + 1], values[step], score.z, score.w);
+        }
+    store_rows(a, o, first, head, column, lane);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(const __grid_constant__ Arguments a) {
     BLOCK_SHARED(Shared, shared);
     static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for too little shared memory");
     const int head = blockIdx.x / (V / VB), block_column = blockIdx.x % (V / VB) * VB;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int column = block_column + warp * 16, chunks = (a.rows + N - 1) / N;
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) {
-        if (i < chunks) stage_chunk(a, shared.stages[i], i, head, block_column);
-        commit();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = (a.rows + N - 1) / N;
+    if (warp == WARPS) {
+#pragma unroll 1
+        for (int chunk_index = 0; chunk_index < chunks + STAGES - 1; ++chunk_index) {
+            if (chunk_index >= STAGES - 1) {
+                wait_copies<STAGES - 2>();
+                sync_block();  // the chunk STAGES - 1 back has come, and all warps have left the one before it
+            }
+            if (chunk_index < chunks) stage_chunk(a, shared.stages[chunk_index % STAGES], chunk_index, head, block_column, lane);
+            commit();
+        }
+        return;
     }
-    float state[K / 8][4];  // columns x keys
-    float* const own = a.state + (i64)head * K * V + column + g;
+    const int column = block_column + warp * 16;
+    float* const own = a.state + ((i64)head * K + lane % 4 * 2) * V + column + lane / 4;
+    float state[K / 8][4];
 #pragma unroll
     for (int n = 0; n < K / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) state[n][i] = own[(n * 8 + t * 2 + i % 2) * V + i / 2 * 8];
+        for (int i = 0; i < 4; ++i) state[n][i] = own[(n * 8 + i % 2) * V + i / 2 * 8];
     int at = 0;
 #pragma unroll 1
     for (int chunk_index = 0; chunk_index < chunks; ++chunk_index) {
-        wait_copies<STAGES - 2>();
-        sync_block();  // this chunk has come, and all have left the one before
-        const int ahead = chunk_index + STAGES - 1;
-        if (ahead < chunks) stage_chunk(a, shared.stages[at ? at - 1 : STAGES - 1], ahead, head, block_column);
-        commit();
-        const Stage& s = shared.stages[at];
+        sync_block();
+        take_chunk(a, shared.stages[at], state, chunk_index * N, head, column, warp, lane);
         at = at + 1 < STAGES ? at + 1 : 0;
-
-        u32 narrow[K / 16][4];
-        float v[8][4], o[8][4];
-#pragma unroll
-        for (int step = 0; step < K / 16; ++step) operand(&state[2 * step], narrow[step]);
-#pragma unroll
-        for (int pair = 0; pair < BLOCKS; ++pair) {
-            const uint4 u = s.u[warp][pair][lane];
-            const u32 words[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                v[pair * 2 + i / 4][i % 4] = from_half(words[i / 2] >> (i % 2 * 16) & 0xffff);
-                o[pair * 2 + i / 4][i % 4] = 0.f;
-            }
-        }
-#pragma unroll
-        for (int step = 0; step < K / 16; ++step)  // v' = u - w S
-#pragma unroll
-            for (int pair = 0; pair < BLOCKS; ++pair) {
-                const uint4 w = s.w[pair][step][lane];
-                mma(v[2 * pair], narrow[step], w.x, w.y);
-                mma(v[2 * pair + 1], narrow[step], w.z, w.w);
-            }
-#pragma unroll
-        for (int step = 0; step < K / 16; ++step)  // o = q S
-#pragma unroll
-            for (int pair = 0; pair < BLOCKS; ++pair) {
-                u32 r[4];
-                load_tiles4(r, tiles_at(s.q[0], KEY_STRIDE, pair * 16, step * 16, lane));
-                mma(o[2 * pair], narrow[step], r[0], r[1]);
-                mma(o[2 * pair + 1], narrow[step], r[2], r[3]);
-            }
-        u32 values[BLOCKS][4], faded[BLOCKS][4];
-#pragma unroll
-        for (int pair = 0; pair < BLOCKS; ++pair) {
-            operand(&v[2 * pair], values[pair]);
-#pragma unroll
-            for (int tile = pair * 2; tile < pair * 2 + 2; ++tile) {
-                const float2 since = *(const float2*)&s.decays[0][tile * 8 + t * 2], until = *(const float2*)&s.decays[1][tile * 8 + t * 2];
-                o[tile][0] *= since.x, o[tile][1] *= since.y, o[tile][2] *= since.x, o[tile][3] *= since.y;
-                v[tile][0] *= until.x, v[tile][1] *= until.y, v[tile][2] *= until.x, v[tile][3] *= until.y;
-            }
-            operand(&v[2 * pair], faded[pair]);
-        }
-        const float whole = s.decays[0][N - 1];
-#pragma unroll
-        for (int n = 0; n < K / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) state[n][i] *= whole;
-#pragma unroll
-        for (int step = 0; step < BLOCKS; ++step)  // S = S e^G + kT v'
-#pragma unroll
-            for (int n = 0; n < K / 16; ++n) {
-                u32 r[4];
-                load_turned_tiles4(r, tiles_at(s.k[0], KEY_STRIDE, step * 16, n * 16, lane));
-                mma(state[2 * n], faded[step], r[0], r[2]);
-                mma(state[2 * n + 1], faded[step], r[1], r[3]);
-            }
-#pragma unroll
-        for (int pair = 0; pair < BLOCKS; ++pair)  // o += scores v'
-#pragma unroll
-            for (int step = 0; step <= pair; ++step) {
-                const uint4 score = s.scores[pair * (pair + 1) / 2 + step][lane];
-                mma(o[2 * pair], values[step], score.x, score.y);
-                mma(o[2 * pair + 1], values[step], score.z, score.w);
-            }
-        store_rows(a, o, chunk_index * N, head, column, lane);
     }
 #pragma unroll
     for (int n = 0; n < K / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) own[(n * 8 + t * 2 + i % 2) * V + i / 2 * 8] = state[n][i];
+        for (int i = 0; i < 4; ++i) own[(n * 8 + i % 2) * V + i / 2 * 8] = state[n][i];
 }
 #endif  // WALK

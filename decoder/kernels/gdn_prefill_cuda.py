@@ -90,7 +90,7 @@ def definitions(key_heads: int, heads: int, key_dim: int, value_dim: int, *, wal
 
 
 def _launch(device: torch.device, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
-    threads = made["VB"] * 2 if made["WALK"] else CHUNK_THREADS
+    threads = made["VB"] * 2 + 32 if made["WALK"] else CHUNK_THREADS
     stream = torch.cuda.current_stream(device).cuda_stream
     _kernel(name, tuple(sorted(made.items())), _arch(device)).launch(ctas, threads, arguments, stream, overlap=False)
 
