@@ -16,7 +16,7 @@ from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .errors import DecoderError
 from .kernels.fp8_rows import Fp8Rows, quantise_rows
-from .kernels.gdn_prefill import DeltaRule, delta_rule_triton, delta_rules, gdn_prefill, is_right
+from .kernels.gdn_prefill import TRITON, Form, forms, gdn_prefill, is_right
 from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
@@ -83,7 +83,7 @@ class Prefill:
         if fp8:
             check_fp8_products(device)
         self._cudnn = device.type == "cuda" and has_cudnn_attention(config, device)
-        self._delta_rule = delta_rule_triton if device.type != "cuda" else _trusted_form(state, weights)
+        self._delta_rule = TRITON if device.type != "cuda" else _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
         self._mtp_mixer: AttentionMixer | None = None  # without its queries, where those can be cut off
@@ -253,7 +253,7 @@ def rows_from(packed: PackedLinear, first: int) -> PackedLinear | None:
     return replace(packed, weights=weights, scales=packed.scales[low:], scale_rows=scale_rows - low, n=packed.n - first)
 
 
-def _trusted_form(state: SequenceState, weights: CudaWeights) -> DeltaRule:
+def _trusted_form(state: SequenceState, weights: CudaWeights) -> Form:
     """The fastest form of the delta rule that this card computes right.
 
     Raises DecoderError where none is.
@@ -262,14 +262,12 @@ def _trusted_form(state: SequenceState, weights: CudaWeights) -> DeltaRule:
         if isinstance(cache, GdnCache) and isinstance(layer.mixer, GdnMixer):
             channels, taps = layer.mixer.small.conv.shape
             heads, key_dim, value_dim = cache.state.shape
-            for form in delta_rules(cache.state.device, key_dim, value_dim):
+            for form in forms(cache.state.device, key_dim, value_dim, taps):
                 if is_right((heads, key_dim, value_dim), channels, taps, cache.state.device, form):
                     return form
-                log.warning(
-                    "the delta rule of a prompt is wrong on this card in %s: trying a slower form", form.__name__
-                )
+                log.warning("the delta rule of a prompt is wrong on this card in %s: trying a slower form", form.name)
             raise DecoderError(
                 "this card computes the gated delta rule of a prompt wrong",
                 "use --device cpu; `pytest tests/decoder/kernels` shows what is wrong",
             )
-    return delta_rule_triton
+    return TRITON

@@ -13,7 +13,8 @@
 // Fragments: lane (g = lane / 4, t = lane % 4) of a tile of 8 x 8 holds row g, columns 2t and 2t + 1.
 // Bits. A fixed order of sums, no atomics: two runs are equal to the bit. Rows past the end have q, k, v, beta and g of zero.
 //
-// Compile-time: WALK, KEY_HEADS, H (value heads), K, V (head dimensions; multiples of 16), VB (divides V), STAGES, SHARED_BYTES.
+// Compile-time: WALK, KEY_HEADS, H (value heads), K, V (head dimensions; multiples of 16), VB (divides V), STAGES, THREADS,
+// SHARED_BYTES.
 #ifndef EMULATED
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -103,7 +104,6 @@ __device__ __forceinline__ void mma(float* d, const u32* a, u32 b0, u32 b1) {
     mma(d, a, b);
 }
 #if !WALK
-#define THREADS 128
 
 struct __align__(16) Shared {
     u16 k[N][KEY_STRIDE];
@@ -387,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk(const __grid_cons
 
 #else  // WALK
 #define WARPS (VB / 16)
-#define THREADS (WARPS * 32 + 32)  // the last warp only fills the ring
+static_assert(THREADS == WARPS * 32 + 32, "the last warp only fills the ring");
 
 struct __align__(16) Stage {
     uint4 w[BLOCKS][K / 16][32];

@@ -1,20 +1,21 @@
 """Gated DeltaNet over a whole piece of a prompt: the chunked delta rule in three kernels.
 
 Convolution and key norms; then, for every chunk of 64 tokens on its own, the inverse of its triangular system (forward
-substitution, which stays accurate where keys repeat); then one walk over the chunks that carries the state. The latter
-two are CUDA C++ (gdn_prefill.cu); Triton's form of them is for shapes that those do not take, and for a CPU.
+substitution, which stays accurate where keys repeat); then one walk over the chunks that carries the state. All three
+are CUDA C++ (gdn_conv.cu, gdn_prefill.cu); Triton's form of them is for shapes that those do not take, and for a CPU.
 With G the running sum of g inside a chunk and T = (I + tril(β k kᵀ e^(G_i − G_j), −1))⁻¹: u = T(βv), w = T(β e^G k),
 v' = u − wS, o = (q e^G)S + tril(q kᵀ e^(G_i − G_j))v', S ← S e^(G_last) + (k e^(G_last − G))ᵀ v'.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gdn_prefill_cuda import CHUNK, delta_rule_cuda, fits
+from .gdn_prefill_cuda import CHUNK, HeadShape, conv_cuda, delta_rule_cuda, fits
 from .gdn_prepare import conv_naive, conv_rows, unit_rows
 from .gdn_verify import delta_rule_naive
 from .launch import RING
@@ -24,8 +25,14 @@ MOST_ERROR = 1e-2  # fp16 and tf32 leave a third of this at worst
 SCAN_VALUE_BLOCK = 32  # columns of the state, a program of the walk
 SCAN_STAGES = 2  # with one, some forms of the walk read illegal memory on an H200 (Triton 3.6)
 
-# (q scaled, k, v, g, beta, state) -> o, as delta_rule_cuda describes them.
-DeltaRule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Kernels that do the same: conv_cuda and delta_rule_cuda describe what they take and give."""
+
+    name: str
+    convolve: Callable[[Tensor, Tensor, Tensor, int, HeadShape], tuple[Tensor, Tensor, Tensor]]
+    delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @triton.jit
@@ -161,11 +168,27 @@ def delta_rule_triton(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, 
     return out
 
 
-def delta_rules(device: torch.device, key_dim: int, value_dim: int) -> list[DeltaRule]:
-    """The forms of the delta rule that there are for states of these sizes, the fastest first."""
-    if device.type == "cuda" and fits(key_dim, value_dim):
-        return [delta_rule_cuda, delta_rule_triton]
-    return [delta_rule_triton]
+def conv_triton(
+    rows: Tensor, raw: Tensor, conv_weight: Tensor, start: int, shape: HeadShape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As conv_cuda, for any dtype of the rows and any width of the window."""
+    num_rows = len(rows)
+    q, k, v = shape.empty(num_rows, rows.device)
+    conv_kernel[(triton.cdiv(num_rows, CONV_ROWS), 2 * shape.key_heads + shape.heads)](
+        rows, raw, conv_weight, q, k, v, start, num_rows, shape.key_dim**-0.5, STRIDE=rows.stride(0),
+        C=conv_weight.shape[0], TAPS=conv_weight.shape[1], KEY_HEADS=shape.key_heads, H=shape.heads, K=shape.key_dim,
+        V=shape.value_dim, RB=CONV_ROWS, num_warps=4,
+    )  # fmt: skip
+    return q, k, v
+
+
+TRITON = Form("triton", conv_triton, delta_rule_triton)
+CUDA = Form("cuda", conv_cuda, delta_rule_cuda)
+
+
+def forms(device: torch.device, key_dim: int, value_dim: int, taps: int) -> list[Form]:
+    """The forms that there are for states of these sizes, the fastest first."""
+    return [CUDA, TRITON] if device.type == "cuda" and fits(key_dim, value_dim, taps) else [TRITON]
 
 
 def gdn_prefill(
@@ -176,33 +199,24 @@ def gdn_prefill(
     beta: Tensor,
     state: Tensor,
     start: int,
-    delta_rule: DeltaRule,
+    form: Form,
 ) -> Tensor:
     """rows [T, ≥ C] (q ‖ k ‖ v before the convolution, z may follow) at positions start … → o fp16 [T, H, V].
 
     g (log decay) and beta fp32 [T, H]; raw [32, C] holds earlier rows by position and stays as it is; state fp32
-    [H, K, V] must hold all tokens before `start` and then holds these too. delta_rule: one of delta_rules.
+    [H, K, V] must hold all tokens before `start` and then holds these too.
     """
-    num_rows = rows.shape[0]
     heads, key_dim, value_dim = state.shape
-    channels, taps = conv_weight.shape
-    key_heads = (channels - heads * value_dim) // (2 * key_dim)
-    q, k = (rows.new_empty(num_rows, key_heads, key_dim, dtype=torch.float16) for _ in range(2))
-    v = rows.new_empty(num_rows, heads, value_dim, dtype=torch.float16)
-    conv_kernel[(triton.cdiv(num_rows, CONV_ROWS), 2 * key_heads + heads)](
-        rows, raw, conv_weight, q, k, v, start, num_rows, key_dim**-0.5, STRIDE=rows.stride(0), C=channels, TAPS=taps,
-        KEY_HEADS=key_heads, H=heads, K=key_dim, V=value_dim, RB=CONV_ROWS, num_warps=4,
-    )  # fmt: skip
-    return delta_rule(q, k, v, g, beta, state)
+    key_heads = (len(conv_weight) - heads * value_dim) // (2 * key_dim)
+    q, k, v = form.convolve(rows, raw, conv_weight, start, HeadShape(key_heads, heads, key_dim, value_dim))
+    return form.delta_rule(q, k, v, g, beta, state)
 
 
-def is_right(
-    state_shape: tuple[int, int, int], channels: int, taps: int, device: torch.device, delta_rule: DeltaRule
-) -> bool:
+def is_right(state_shape: tuple[int, int, int], channels: int, taps: int, device: torch.device, form: Form) -> bool:
     """Whether this card computes the delta rule of these shapes right: 150 random tokens, two pieces, against the twin.
 
-    state_shape: [H, K, V]. delta_rule: the form to check. One has been wrong on a card and right in the interpreter,
-    and nothing downstream of a wrong state says so.
+    state_shape: [H, K, V]. A form of the rule has been wrong on a card and right in the interpreter, and nothing
+    downstream of a wrong state says so.
     """
     heads, key_dim, value_dim = state_shape
     key_heads = (channels - heads * value_dim) // (2 * key_dim)
@@ -215,9 +229,9 @@ def is_right(
     conv, g, beta = random(channels, taps) - 0.5, -0.3 * random(150, heads), random(150, heads)
     raw = torch.zeros(RING.value, channels, dtype=torch.float16, device=device)
     state = torch.zeros(state_shape, device=device)
-    pieces = [gdn_prefill(rows[:128], raw, conv, g[:128], beta[:128], state, 0, delta_rule)]
+    pieces = [gdn_prefill(rows[:128], raw, conv, g[:128], beta[:128], state, 0, form)]
     raw[torch.arange(96, 128, device=device) % RING.value] = rows[96:128]
-    pieces.append(gdn_prefill(rows[128:], raw, conv, g[128:], beta[128:], state, 128, delta_rule))
+    pieces.append(gdn_prefill(rows[128:], raw, conv, g[128:], beta[128:], state, 128, form))
     mixed = conv_naive(rows.new_zeros(taps - 1, channels), rows, conv).float()
     q, k, v = mixed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
     q, k = (torch.nn.functional.normalize(x.view(150, key_heads, key_dim), dim=-1) for x in (q, k))
@@ -235,5 +249,5 @@ def example_launches(empty: Callable[..., Tensor]) -> None:
     gdn_prefill(
         empty(8192, 16384, dtype=torch.bfloat16), empty(32, 10240), empty(10240, 4, dtype=fp32),
         empty(8192, 48, dtype=fp32), empty(8192, 48, dtype=fp32), empty(48, 128, 128, dtype=fp32), 0,
-        delta_rule_triton,
+        TRITON,
     )  # fmt: skip

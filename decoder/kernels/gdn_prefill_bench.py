@@ -11,18 +11,17 @@ import triton
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from .gdn_prefill import DeltaRule, delta_rule_triton, gdn_prefill
-from .gdn_prefill_cuda import delta_rule_cuda
+from .gdn_prefill import CUDA, TRITON, Form, gdn_prefill
 from .gdn_verify import delta_rule_naive
 
 KEY_HEADS, HEADS, DIM = 16, 48, 128
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
 CHECKED_ROWS = 1000  # token by token; more take long
-FORMS: dict[str, DeltaRule] = {"cuda": delta_rule_cuda, "triton": delta_rule_triton}
+FORMS = {form.name: form for form in (CUDA, TRITON)}
 
 
 def random_inputs(rows: int, card: torch.device) -> tuple[Tensor, ...]:
-    """(q, k, v, g, beta, state) as delta_rule_cuda takes them."""
+    """(q, k, v, g, beta, state) as a delta rule takes them."""
 
     def unit(scale: float) -> Tensor:
         x = torch.randn(rows, KEY_HEADS, DIM, device=card)
@@ -33,13 +32,13 @@ def random_inputs(rows: int, card: torch.device) -> tuple[Tensor, ...]:
     return unit(DIM**-0.5), unit(1.0), v, g, beta, torch.randn(HEADS, DIM, DIM, device=card) * 0.1
 
 
-def errors(form: DeltaRule, card: torch.device) -> tuple[float, float]:
+def errors(form: Form, card: torch.device) -> tuple[float, float]:
     """‖·‖ of what is off over ‖·‖, of outputs and final state, against fp32 token by token."""
     *tensors, state = random_inputs(CHECKED_ROWS, card)
     q, k, v, g, beta = (x.float() for x in tensors)
     q, k = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (q, k))
     expected, final = delta_rule_naive(q, k, v, g.exp(), beta, state)
-    actual = form(*tensors, state)  # type: ignore[call-arg]
+    actual = form.delta_rule(*tensors, state)  # type: ignore[call-arg]
     pairs = ((actual.float(), expected), (state, final))
     out, last = (float((one - other).norm() / other.norm()) for one, other in pairs)
     return out, last

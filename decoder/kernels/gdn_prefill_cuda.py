@@ -1,22 +1,55 @@
-"""The launcher of gdn_prefill.cu: the gated delta rule over the rows of a prompt, in chunks of 64 tokens, on a card."""
+"""The launchers of gdn_conv.cu and gdn_prefill.cu: a Gated DeltaNet layer over many rows of a prompt, on a card."""
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..errors import DecoderError
 from .nvrtc import CudaKernel, kernel
 
+CONV_SOURCE = Path(__file__).with_name("gdn_conv.cu")
+CONV_ROWS = 64  # of a CTA of the convolution
+CONV_COLUMNS = 1024
+CONV_TAPS = 4
 SOURCE = Path(__file__).with_name("gdn_prefill.cu")
 CHUNK = 64
-CHUNK_THREADS = 128
+THREADS = 128  # of a CTA, but of the walk's
 VALUE_BLOCKS = (64, 48, 32, 16)  # columns of a state that a CTA of the walk may hold, 16 a warp
 MAX_DIM = 128  # what a warp's registers hold of keys, and a CTA's shared memory of values
 
-Run = Callable[[str, dict[str, int], ctypes.Structure, int], None]  # kernel, its constants, its arguments, CTAs
+Run = Callable[[Path, str, dict[str, int], ctypes.Structure, int], None]  # source, kernel, constants, arguments, CTAs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of a Gated DeltaNet layer and their dimensions."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def empty(self, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """fp16 (q, k, v) of so many rows."""
+        keys, values = (rows, self.key_heads, self.key_dim), (rows, self.heads, self.value_dim)
+        q, k, v = (torch.empty(size, dtype=torch.float16, device=device) for size in (keys, keys, values))
+        return q, k, v
+
+
+class _ConvArguments(ctypes.Structure):
+    """As gdn_conv.cu's."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("rows", "raw", "conv", "q", "k", "v")),
+        ("q_scale", ctypes.c_float),
+        ("start", ctypes.c_int),
+        ("count", ctypes.c_int),
+    ]
 
 
 class _Arguments(ctypes.Structure):
@@ -31,9 +64,38 @@ class _Arguments(ctypes.Structure):
     ]
 
 
-def fits(key_dim: int, value_dim: int) -> bool:
-    """Whether gdn_prefill.cu has a form for states of these sizes."""
-    return all(dim % 16 == 0 and dim <= MAX_DIM for dim in (key_dim, value_dim))
+def fits(key_dim: int, value_dim: int, taps: int) -> bool:
+    """Whether there are forms for states of these sizes and a convolution of so many taps."""
+    return key_dim in (16, 32, 64, 128) and value_dim % 16 == 0 and value_dim <= MAX_DIM and taps == CONV_TAPS
+
+
+def conv_cuda(
+    rows: Tensor, raw: Tensor, conv_weight: Tensor, start: int, shape: HeadShape, *, run: Run | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """rows bf16 or fp16 [T, ≥ C] at positions start … → fp16 (q, k, v) [T, key heads, K], …, [T, H, V].
+
+    Convolution and silu; q and k of unit length, q then times K^-0.5. raw fp16 [32, C]: earlier rows by position;
+    conv_weight fp32 [C, 4]. run: as delta_rule_cuda's.
+    """
+    if rows.dtype not in (torch.bfloat16, torch.float16) or rows.stride(1) != 1 or rows.stride(0) % 8:
+        raise DecoderError(
+            f"conv_cuda: rows are {rows.dtype} with strides {rows.stride()}, expected 16 bits, 1 and a multiple of 8",
+            "this is a fault of the decoder: please report it",
+        )
+    q, k, v = shape.empty(len(rows), rows.device)
+    tensors = rows, raw, conv_weight.contiguous(), q, k, v
+    addresses = (tensor.data_ptr() for tensor in tensors)
+    arguments = _ConvArguments(*addresses, shape.key_dim**-0.5, start, len(rows))
+    blocks = -(-len(conv_weight) // CONV_COLUMNS) * -(-len(rows) // CONV_ROWS)
+    made = conv_definitions(shape, rows.stride(0), rows.dtype)
+    (run or partial(_launch, rows.device))(CONV_SOURCE, "convolve", made, arguments, blocks)
+    return q, k, v
+
+
+def conv_definitions(shape: HeadShape, stride: int, dtype: torch.dtype) -> dict[str, int]:
+    """The compile-time constants of gdn_conv.cu."""
+    heads = {"KEY_HEADS": shape.key_heads, "H": shape.heads, "K": shape.key_dim, "V": shape.value_dim}
+    return {**heads, "STRIDE": stride, "BF16": int(dtype == torch.bfloat16), "THREADS": THREADS, "SHARED_BYTES": 0}
 
 
 def delta_rule_cuda(
@@ -44,8 +106,9 @@ def delta_rule_cuda(
     state fp32 [H, K, V] holds all earlier tokens and then holds these too. K and V must fit. run: launches a kernel; on
     the card's current stream unless given.
     """
-    heads, _, value_dim = state.shape
     num_rows, key_heads, key_dim = q.shape
+    heads, _, value_dim = state.shape
+    shape = HeadShape(key_heads, heads, key_dim, value_dim)
     chunks = -(-num_rows // CHUNK)
 
     def scratch(halves: int) -> Tensor:
@@ -58,41 +121,40 @@ def delta_rule_cuda(
     arguments = _Arguments(*(tensor.data_ptr() for tensor in tensors), num_rows)
     run = run or partial(_launch, q.device)
     stages = 3 if q.is_cuda and _arch(q.device) >= 90 else 2
-    walk = definitions(key_heads, heads, key_dim, value_dim, walk=True, stages=stages)
-    run(
-        "chunk",
-        definitions(key_heads, heads, key_dim, value_dim, walk=False, stages=stages),
-        arguments,
-        chunks * key_heads,
-    )
-    run("walk", walk, arguments, heads * value_dim // walk["VB"])
+    chunk, walk = (definitions(shape, walk=walk, stages=stages) for walk in (False, True))
+    run(SOURCE, "chunk", chunk, arguments, chunks * key_heads)
+    run(SOURCE, "walk", walk, arguments, heads * value_dim // walk["VB"])
     return out
 
 
-def definitions(key_heads: int, heads: int, key_dim: int, value_dim: int, *, walk: bool, stages: int) -> dict[str, int]:
+def definitions(shape: HeadShape, *, walk: bool, stages: int) -> dict[str, int]:
     """The compile-time constants of one of the two kernels. stages: chunks in the walk's shared memory at a time."""
+    key_dim, value_dim, group = shape.key_dim, shape.value_dim, shape.heads // shape.key_heads
     value_block = next(block for block in VALUE_BLOCKS if value_dim % block == 0)
     keys, values = CHUNK * (key_dim + 8) * 2, CHUNK * (value_dim + 8) * 2  # staged rows, bytes
     blocks = (6 + 10) * 2 * 512  # of a triangular system and its inverse, two forms each
-    gates = heads // key_heads * 2 * CHUNK * 4
+    gates = group * 2 * CHUNK * 4
     stage = CHUNK * (key_dim + value_block) * 2 + 10 * 512 + 2 * keys + 2 * CHUNK * 4
     shared = stages * stage if walk else keys + values + max(keys, blocks) + 4 * 16 * 20 * 4 + gates
     return {
         "WALK": int(walk),
-        "KEY_HEADS": key_heads,
-        "H": heads,
+        "KEY_HEADS": shape.key_heads,
+        "H": shape.heads,
         "K": key_dim,
         "V": value_dim,
         "VB": value_block,
         "STAGES": stages,
+        "THREADS": value_block * 2 + 32 if walk else THREADS,
         "SHARED_BYTES": shared,
     }
 
 
-def _launch(device: torch.device, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
-    threads = made["VB"] * 2 + 32 if made["WALK"] else CHUNK_THREADS
+def _launch(
+    device: torch.device, source: Path, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int
+) -> None:
     stream = torch.cuda.current_stream(device).cuda_stream
-    _kernel(name, tuple(sorted(made.items())), _arch(device)).launch(ctas, threads, arguments, stream, overlap=False)
+    launcher = _kernel(source, name, tuple(sorted(made.items())), _arch(device))
+    launcher.launch(ctas, made["THREADS"], arguments, stream, overlap=False)
 
 
 @cache
@@ -102,5 +164,5 @@ def _arch(device: torch.device) -> int:
 
 
 @cache
-def _kernel(name: str, made: tuple[tuple[str, int], ...], arch: int) -> CudaKernel:
-    return kernel(SOURCE, name, arch, dict(made)["SHARED_BYTES"], made)
+def _kernel(source: Path, name: str, made: tuple[tuple[str, int], ...], arch: int) -> CudaKernel:
+    return kernel(source, name, arch, dict(made)["SHARED_BYTES"], made)

@@ -6,14 +6,24 @@ On a card the CUDA C++ form itself runs; without one its source runs in the emul
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
 import triton
-from kernarc.decoder.kernels.gdn_prefill import DeltaRule, delta_rule_triton, delta_rules, gdn_prefill, is_right
-from kernarc.decoder.kernels.gdn_prefill_cuda import SOURCE, definitions, delta_rule_cuda, fits
+from kernarc.decoder.kernels.gdn_prefill import CUDA, TRITON, Form, forms, gdn_prefill, is_right
+from kernarc.decoder.kernels.gdn_prefill_cuda import (
+    CONV_SOURCE,
+    SOURCE,
+    HeadShape,
+    conv_cuda,
+    conv_definitions,
+    definitions,
+    delta_rule_cuda,
+)
 from kernarc.decoder.kernels.gdn_prepare import conv_naive
 from kernarc.decoder.kernels.gdn_verify import delta_rule_naive
 from kernarc.decoder.kernels.nvrtc import compile_cubin
@@ -22,6 +32,7 @@ from .emulator import COMPILER, emulate
 
 HEADS, KEY_HEADS, DIM, TAPS = 2, 1, 16, 4
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
+Result = TypeVar("Result")
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 
@@ -30,44 +41,47 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
-def poisoned(rule: DeltaRule) -> DeltaRule:
+def poisoned(form: Form) -> Form:
     """The same with NaN in whatever it allocates."""
 
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True, warn_only=True)  # fills empty tensors with NaN
-        try:
-            return rule(*tensors)  # type: ignore[call-arg]
-        finally:
-            torch.use_deterministic_algorithms(before)
+    def fill(kernels: Callable[..., Result]) -> Callable[..., Result]:
+        def run(*arguments: object) -> Result:
+            before = torch.are_deterministic_algorithms_enabled()
+            torch.use_deterministic_algorithms(True, warn_only=True)  # fills empty tensors with NaN
+            try:
+                return kernels(*arguments)
+            finally:
+                torch.use_deterministic_algorithms(before)
 
-    return run
+        return run
+
+    return Form(form.name, fill(form.convolve), fill(form.delta_rule))
 
 
 @pytest.fixture(scope="module")
-def by_hand(tmp_path_factory: pytest.TempPathFactory) -> DeltaRule:
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Form:
     """The CUDA C++ form: on the card, or emulated."""
     if torch.cuda.is_available():
-        return poisoned(delta_rule_cuda)
+        return poisoned(CUDA)
     if COMPILER is None:
         pytest.skip("neither a GPU nor g++ here")
     folder: Path = tmp_path_factory.mktemp("emulated")
 
-    def run(name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
-        emulate(SOURCE, name, made, arguments, folder, grid=ctas, together=1)
+    def run(source: Path, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
+        emulate(source, name, made, arguments, folder, grid=ctas, together=1)
 
-    return poisoned(partial(delta_rule_cuda, run=run))
+    return poisoned(Form("emulated", partial(conv_cuda, run=run), partial(delta_rule_cuda, run=run)))
 
 
 @pytest.fixture(params=["triton", "by hand"])
-def rule(request: pytest.FixtureRequest) -> DeltaRule:
-    form: DeltaRule = delta_rule_triton if request.param == "triton" else request.getfixturevalue("by_hand")
-    return form
+def form(request: pytest.FixtureRequest) -> Form:
+    found: Form = TRITON if request.param == "triton" else request.getfixturevalue("by_hand")
+    return found
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [70, 33], [5, 1, 3]], ids=str)
 @pytest.mark.parametrize("repeated_keys", [False, True])
-def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, rule: DeltaRule, device: str) -> None:
+def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, form: Form, device: str) -> None:
     torch.manual_seed(sum(lengths))
     total = sum(lengths)
     rows = torch.randn(total, CHANNELS + HEADS * DIM, device=device)
@@ -82,7 +96,7 @@ def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, ru
     pieces, start = [], 0
     for length in lengths:
         piece = slice(start, start + length)
-        pieces.append(gdn_prefill(rows[piece], raw, conv, g[piece], beta[piece], state, start, rule))
+        pieces.append(gdn_prefill(rows[piece], raw, conv, g[piece], beta[piece], state, start, form))
         slots = torch.arange(start, start + length, device=device)[-32:]
         raw[slots % 32] = rows[slots, :CHANNELS]
         start += length
@@ -135,67 +149,103 @@ SHAPES = {
 
 @pytest.mark.parametrize("length", [1, 64, 129])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_every_shape_and_length(shape: tuple[int, int, int, int], length: int, by_hand: DeltaRule, device: str) -> None:
+def test_every_shape_and_length(shape: tuple[int, int, int, int], length: int, by_hand: Form, device: str) -> None:
     inputs = random_inputs(length, shape, device)
     expected, final = exact(inputs)
-    out = by_hand(*inputs)
+    out = by_hand.delta_rule(*inputs)
     assert relative(out, expected) < 1e-3
     assert relative(inputs[-1], final) < 1e-3
 
 
 @pytest.mark.parametrize("log_decay", [0.0, -1e-3, -30.0])
-def test_one_key_over_and_over(log_decay: float, by_hand: DeltaRule, device: str) -> None:
+def test_one_key_over_and_over(log_decay: float, by_hand: Form, device: str) -> None:
     """With beta = 1 a token erases what the one before it wrote: the inverse is full of sums that cancel."""
     inputs = random_inputs(130, (1, 2, 32, 32), device)
     q, k, _, g, beta, state = inputs
     q[:], k[:], g[:], beta[:] = q[:1].clone(), k[:1].clone(), log_decay, 1.0
     expected, final = exact(inputs)
-    out = by_hand(*inputs)
+    out = by_hand.delta_rule(*inputs)
     assert relative(out, expected) < 3e-3
     assert relative(state, final) < 3e-3
 
 
-def test_two_runs_are_equal_to_the_bit(by_hand: DeltaRule, device: str) -> None:
+def test_two_runs_are_equal_to_the_bit(by_hand: Form, device: str) -> None:
     inputs = random_inputs(200, (1, 2, 32, 64), device)
     again = (*inputs[:-1], inputs[-1].clone())
-    assert torch.equal(by_hand(*inputs), by_hand(*again))
+    assert torch.equal(by_hand.delta_rule(*inputs), by_hand.delta_rule(*again))
     assert torch.equal(inputs[-1], again[-1])
 
 
-def test_a_wrong_delta_rule_is_noticed(rule: DeltaRule, device: str) -> None:
-    def check(form: DeltaRule) -> bool:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 64, 48), (1, 2, 16, 16), (5, 5, 128, 128)], ids=str)
+def test_convolution_equals_its_twin(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, by_hand: Form, device: str
+) -> None:
+    """Rows 30 to 99 of a prompt, after earlier ones in the ring; then its first row, which has none before it."""
+    torch.manual_seed(1)
+    layer = HeadShape(*shape)
+    keys, channels = (
+        layer.key_heads * layer.key_dim,
+        2 * layer.key_heads * layer.key_dim + layer.heads * layer.value_dim,
+    )
+    rows, weight = torch.randn(100, channels + 24, device=device).to(dtype), torch.randn(channels, TAPS, device=device)
+    raw = torch.full((32, channels), float("nan"), dtype=torch.float16, device=device)
+    raw[27:30] = rows[27:30, :channels]
+    for start, count, history in ((30, 70, rows[27:30, :channels]), (0, 1, rows.new_zeros(3, channels))):
+        piece = rows[start : start + count]
+        q, k, v = by_hand.convolve(piece, raw, weight, start, layer)
+        mixed = conv_naive(history.float(), piece[:, :channels].float(), weight)
+        parts = mixed.split([keys, keys, channels - 2 * keys], dim=1)
+        unit = [x.view(k.shape) * torch.rsqrt(x.view(k.shape).square().sum(-1, True) + 1e-6) for x in parts[:2]]
+        for actual, expected in ((q, unit[0] * layer.key_dim**-0.5), (k, unit[1]), (v, parts[2].view(v.shape))):
+            torch.testing.assert_close(actual.float(), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_wrong_delta_rule_is_noticed(form: Form, device: str) -> None:
+    def check(form: Form) -> bool:
         return is_right((HEADS, DIM, DIM), CHANNELS, TAPS, torch.device(device), form)
 
-    assert check(rule)
+    assert check(form)
 
     def nan_in_one_head(*tensors: torch.Tensor) -> torch.Tensor:
-        out = rule(*tensors)  # type: ignore[call-arg]
+        out = form.delta_rule(*tensors)  # type: ignore[call-arg]
         out[0, 1] = float("nan")
         return out
 
-    assert not check(nan_in_one_head)
+    assert not check(Form("wrong", form.convolve, nan_in_one_head))
 
 
 def test_other_shapes_are_left_to_triton() -> None:
     card = torch.device("cuda")
-    assert delta_rules(card, 128, 128) == [delta_rule_cuda, delta_rule_triton]
-    assert delta_rules(torch.device("cpu"), 128, 128) == delta_rules(card, 256, 128) == [delta_rule_triton]
-    assert not fits(128, 8)
+    assert forms(card, 128, 128, 4) == [CUDA, TRITON]
+    others = ((torch.device("cpu"), 128, 128, 4), (card, 256, 128, 4), (card, 128, 8, 4), (card, 128, 128, 3))
+    for device, *sizes in others:
+        assert forms(device, *sizes) == [TRITON]
 
 
-@pytest.mark.parametrize("walk", [False, True], ids=["chunk", "walk"])
+def _resources(cubin: bytes, path: Path) -> str | None:
+    """What the disassembler says of registers and memory, where there is one."""
+    packaged = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    disassembler = shutil.which("cuobjdump") or (str(packaged) if packaged.exists() else None)
+    if disassembler is None:
+        return None
+    path.write_bytes(cubin)
+    return subprocess.run([disassembler, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("kernel", ["convolve", "chunk", "walk"])
 @pytest.mark.parametrize(("arch", "stages"), [(80, 2), (90, 3)])
 @pytest.mark.parametrize("shape", [(16, 48, 128, 128), (1, 2, 16, 16)], ids=str)
 def test_kernels_compile_for_both_cards_without_one(
-    shape: tuple[int, int, int, int], arch: int, stages: int, walk: bool, tmp_path: Path
+    shape: tuple[int, int, int, int], arch: int, stages: int, kernel: str, tmp_path: Path
 ) -> None:
-    made = definitions(*shape, walk=walk, stages=stages)
-    assert made["SHARED_BYTES"] + 1024 <= SHARED_LIMIT_BYTES[arch] // (1 if walk else 2)
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compile_cubin(SOURCE.read_text(), arch, made))
-    packaged = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    disassembler = shutil.which("cuobjdump") or (str(packaged) if packaged.exists() else None)
-    if disassembler is not None:
-        usage = subprocess.run([disassembler, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    layer = HeadShape(*shape)
+    if kernel == "convolve":
+        source, made = CONV_SOURCE, conv_definitions(layer, 16384, torch.bfloat16)
+    else:
+        source, made = SOURCE, definitions(layer, walk=kernel == "walk", stages=stages)
+    assert made["SHARED_BYTES"] + 1024 <= SHARED_LIMIT_BYTES[arch] // (1 if kernel == "walk" else 2)
+    usage = _resources(compile_cubin(source.read_text(), arch, made), tmp_path / "kernel.cubin")
+    if usage is not None:
         assert " STACK:0 " in usage  # nothing spilled
-        assert "LOCAL:0 " in usage
+        assert " LOCAL:0 " in usage
