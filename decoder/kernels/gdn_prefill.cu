@@ -498,15 +498,6 @@ __device__ __forceinline__ void take_chunk(const Arguments& a, const Stage& s, f
 #pragma unroll
         for (int i = 0; i < 4; ++i) state[n][i] *= whole;
 #pragma unroll
-    for (int step = 0; step < BLOCKS; ++step)  // S = S e^G + kT v'
-#pragma unroll
-        for (int n = 0; n < K / 16; ++n) {
-            u32 r[4];
-            load_turned_tiles4(r, tiles_down(s.k[0], KEY_STRIDE, step * 16, n * 16, lane));
-            mma(state[2 * n], faded[step], r[0], r[1]);
-            mma(state[2 * n + 1], faded[step], r[2], r[3]);
-        }
-#pragma unroll
     for (int pair = 0; pair < BLOCKS; ++pair)  // o += scores v'
 #pragma unroll
         for (int step = 0; step <= pair; ++step) {
@@ -515,6 +506,15 @@ __device__ __forceinline__ void take_chunk(const Arguments& a, const Stage& s, f
             mma(o[2 * pair + 1], values[step], score.z, score.w);
         }
     store_rows(a, o, first, head, column, lane);
+#pragma unroll
+    for (int step = 0; step < BLOCKS; ++step)  // S = S e^G + kT v'
+#pragma unroll
+        for (int n = 0; n < K / 16; ++n) {
+            u32 r[4];
+            load_turned_tiles4(r, tiles_down(s.k[0], KEY_STRIDE, step * 16, n * 16, lane));
+            mma(state[2 * n], faded[step], r[0], r[1]);
+            mma(state[2 * n + 1], faded[step], r[2], r[3]);
+        }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(const __grid_constant__ Arguments a) {
