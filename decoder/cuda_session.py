@@ -17,11 +17,11 @@ from .draft_vocabulary import DraftVocabulary
 from .errors import RequestError
 from .graphs import StepGraphs
 from .kernels.gdn import gdn_step_fits
-from .kernels.launch import MAX_ROWS
 from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
 
 MAX_DRAFTS = 8
+CATCH_UP_ROWS = 8  # that the MTP head reads at a time; 16 rows of the 27B's widest product fit no SM
 WARM_UP_LENGTHS = (16384 + 8192 + 5, 8192 + 5, 5, 1)  # with every kind of piece: whole, behind another, an odd rest
 
 
@@ -185,10 +185,11 @@ class CudaSession:
 
     def _launch(self, num_drafts: int, length: int) -> None:
         """Start a step at `length` committed tokens. The MTP head catches up first where it has fallen behind."""
-        pending = length - self._mtp_length
-        if self._has_mtp and pending > (num_drafts + 1 if num_drafts else MAX_ROWS - 1):
-            self._model.read_pending(MAX_ROWS)
-            self._mtp_length = length - 1  # the newest position is read again: its output makes the first draft
+        most = num_drafts + 1 if num_drafts else CATCH_UP_ROWS  # what the step itself can read
+        while self._has_mtp and length - self._mtp_length > most:
+            self._model.read_pending(CATCH_UP_ROWS)
+            # The newest position may be read again: its output makes the first draft.
+            self._mtp_length = min(self._mtp_length + CATCH_UP_ROWS, length - 1)
             self._state.positions[2:3].fill_(self._mtp_length)
         self._graphs.launch(num_drafts)
         self._in_flight = num_drafts

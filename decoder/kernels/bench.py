@@ -1,6 +1,6 @@
 """Every kernel of a step at the 27B shapes: µs, bytes, GB/s and the share of the card's copy bandwidth.
 
-`python -m kernarc.decoder.kernels.bench [--rows 1,2,3,4,5,8,16] [--lengths 128,8192,65536]` on a card. Each kernel runs
+`python -m kernarc.decoder.kernels.bench [--rows 1,2,3,4,5,8,9] [--lengths 128,8192,65536]` on a card. Each kernel runs
 in one CUDA graph over layers of its own (weights, states and caches rotate past L2), overlapped as in a step. How a
 whole step divides: device_check --profile.
 """
@@ -161,7 +161,7 @@ def attention_cases(rows: int, length: int, launch: Launch) -> Iterator[Case]:
 def main() -> None:
     """Print one line a kernel and row count."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="1,2,3,4,5,8,16")
+    parser.add_argument("--rows", default="1,2,3,4,5,8,9")
     parser.add_argument("--lengths", default="128,8192,65536")
     options = parser.parse_args()
     ceiling = copy_gb_per_s()

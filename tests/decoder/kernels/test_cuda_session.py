@@ -111,6 +111,20 @@ def test_changing_draft_lengths_leave_the_ids_alone(checkpoint: RandomCheckpoint
     assert ids == alone
 
 
+@pytest.mark.parametrize("steps", [7, 8, 9, 17])
+def test_a_head_that_fell_behind_catches_up_to_the_bit(steps: int, checkpoint: RandomCheckpoint, device: str) -> None:
+    """Its keys after steps without drafts are those of a head that read every position as it came."""
+    behind, along = session(checkpoint.path, device), session(checkpoint.path, device)
+    ids, _ = decode(behind, [*[0] * steps, 1])
+    read = len(PROMPT) + steps  # positions whose next token was known before the last step
+    others, _ = decode(along, [1] * (steps + 1))
+    shared = min(len(ids), len(others))
+    assert ids[:shared] == others[:shared]
+    keys = [running._state.mtp.keys[:, :read] for running in (behind, along) if running._state.mtp is not None]
+    assert keys[0].isfinite().all()
+    assert torch.equal(*keys)
+
+
 def test_a_reduced_draft_vocabulary_leaves_the_ids_alone(checkpoint: RandomCheckpoint, device: str) -> None:
     whole, _ = decode(session(checkpoint.path, device), [2] * STEPS)
     running = session(checkpoint.path, device, drafted=list(range(0, 207, 2)))

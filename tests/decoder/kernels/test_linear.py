@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 import torch
+from kernarc.decoder.cuda_session import CATCH_UP_ROWS, MAX_DRAFTS
 from kernarc.decoder.errors import CheckpointError, DecoderError
 from kernarc.decoder.kernels import linear as linear_module
 from kernarc.decoder.kernels.linear import (
@@ -131,6 +132,14 @@ def test_the_27b_shapes_compile_and_fit_without_a_card(name: str, arch: int) -> 
         )
         assert cubin[:4] == b"\x7fELF"
         assert shape.shared_bytes <= (163 if arch == FIRST_ARCH else 227) * 1024
+
+
+@pytest.mark.parametrize("name", SHAPES_27B)
+def test_every_row_count_of_a_step_fits_sm90(name: str) -> None:
+    n, k, mode, interleaved = SHAPES_27B[name]
+    packed = PackedLinear(torch.empty(0), torch.empty(1), None, n, k, mode, interleaved)
+    for rows in {*range(1, MAX_DRAFTS + 2), CATCH_UP_ROWS}:
+        assert shape_of(packed, rows, 132, SECOND_ARCH).depth >= 4, rows
 
 
 def test_too_many_rows_for_the_card_is_said_before_launch() -> None:
