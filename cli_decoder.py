@@ -34,6 +34,9 @@ class CountOr(click.ParamType[int | str]):
             self.fail(f"{value!r} is neither a number of {self.name} nor {self.word}", parameter, context)
 
 
+POSITIONS = CountOr("prompt positions", "all")
+
+
 def loading_options(command: Callable[..., None]) -> Callable[..., None]:
     """What serve and generate may say about how a model is loaded and run."""
     options = (
@@ -44,10 +47,8 @@ def loading_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--draft-vocab", type=DIRECTORY, metavar="FILE", help="Draft only these tokens (JSON). Output unchanged."
         ),
-        click.option(
-            "--draft-context", type=CountOr("prompt positions", "all"), metavar="N|all",
-            help="Finish only a prompt's last N positions for the drafts. Output unchanged. [default: 512 on a CPU]",
-        ),
+        click.option("--draft-window", type=POSITIONS, metavar="N|all", help="Draft from a prompt's last N positions."),
+        click.option("--draft-context", type=POSITIONS, metavar="N|all", help="Finish the last N of them for that."),
         click.option("--device", type=DEVICES, default="auto", show_default=True),
         click.option("--quantize", type=click.Choice(["fp8"]), help="On a card: bf16 linears become FP8 as they load."),
         click.option(

@@ -64,10 +64,11 @@ class GatedAttention:
         qk, value, gate = torch.split_with_sizes(x @ self.in_proj, self.widths, -1)
         qk = self.rope.rotate_(self.qk_norm(qk.view(rows, -1, self.dim)), start)
         query, key = torch.split_with_sizes(qk, [self.heads, self.kv_heads], 1)
-        cache.write(start, key, value.view(rows, self.kv_heads, self.dim))
+        place = start - cache.origin
+        cache.write(place, key, value.view(rows, self.kv_heads, self.dim))
         # the query heads of one kv head become rows of one product: [kv heads, group, R, D]
         query = query.view(rows, self.kv_heads, self.group, self.dim).permute(1, 2, 0, 3)[:, :, skipped:]
-        first = start + skipped
+        first = place + skipped
         if query.shape[2] <= BLOCK:
             mixed = self._attend(query, cache, first)
         else:
@@ -76,7 +77,7 @@ class GatedAttention:
         return mixed.mul_(gate[skipped:].sigmoid())
 
     def _attend(self, query: torch.Tensor, cache: KeyValueCache, start: int) -> torch.Tensor:
-        """Causal attention of [kv heads, group, r, D] at positions start … → [r, heads·D]."""
+        """Causal attention of [kv heads, group, r, D] at places start … → [r, heads·D]."""
         rows = query.shape[2]
         end = start + rows
         query = query.reshape(self.kv_heads, self.group * rows, self.dim)

@@ -15,7 +15,6 @@ from typing import Any
 import click
 import torch
 
-from .draft_context import CPU_DRAFT_CONTEXT
 from .errors import DecoderError
 from .generate import Decoder
 from .native.build import NativeUnavailableError
@@ -129,15 +128,17 @@ def render(rows: list[Row], num_drafts: int) -> str:
     return "\n".join(lines)
 
 
-def _sessions(model: str, num_drafts: int, draft_context: int, paths: str) -> list[tuple[CpuSession, int]]:
-    """(session, vocabulary) of each path; without a compiler only plain PyTorch, and a line that says why."""
+def _sessions(model: str, paths: str, **options: int | None) -> list[tuple[CpuSession, int]]:
+    """(session, vocabulary) of each path; without a compiler only plain PyTorch, and a line that says why.
+
+    options: those of SessionOptions.
+    """
     sessions: list[tuple[CpuSession, int]] = []
     for native in (True, False):
         if paths != "both" and paths != ("native" if native else "plain"):
             continue
         try:
-            options = {"num_speculative_tokens": num_drafts, "draft_context": draft_context, "native": native}
-            decoder = Decoder.load(model, device="cpu", **options)
+            decoder = Decoder.load(model, device="cpu", native=native, **options)
         except NativeUnavailableError as error:
             if paths == "native":
                 raise
@@ -152,13 +153,8 @@ def _sessions(model: str, num_drafts: int, draft_context: int, paths: str) -> li
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096,8192", show_default=True, help="Prompt lengths in tokens.")
 @click.option("--num-speculative-tokens", default=3, show_default=True, type=click.IntRange(0, 8))
-@click.option(
-    "--draft-context",
-    default=CPU_DRAFT_CONTEXT,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Last positions of a prompt finished for the drafts; the prompt's length or more: all.",
-)
+@click.option("--draft-window", type=click.IntRange(0), help="Last positions of a prompt that drafts read.")
+@click.option("--draft-context", type=click.IntRange(0), help="Of these, how many are finished.")
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=10), help="Steps a figure.")
 @click.option("--threads", type=click.IntRange(min=1), help="PyTorch threads; its own choice unless given.")
 @click.option("--path", "paths", type=click.Choice(["both", "native", "plain"]), default="both", show_default=True)
@@ -166,16 +162,16 @@ def main(
     model: str,
     depths: str,
     num_speculative_tokens: int,
-    draft_context: int,
     steps: int,
     threads: int | None,
     paths: str,
+    **reading: int | None,
 ) -> None:
     """Measure the decoder on MODEL on this CPU."""
     if threads:
         torch.set_num_threads(threads)
     try:
-        sessions = _sessions(model, num_speculative_tokens, draft_context, paths)
+        sessions = _sessions(model, paths, num_speculative_tokens=num_speculative_tokens, **reading)
     except DecoderError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"torch {torch.__version__} threads={torch.get_num_threads()} {torch.backends.cpu.get_cpu_capability()}")

@@ -26,6 +26,7 @@ class KeyValueCache:
         heads, dim = config.num_key_value_heads, config.head_dim
         self.keys_t = torch.empty(heads, dim, 0, device=device)  # [kv heads, D, T]
         self.values = torch.empty(heads, 0, dim, device=device)  # [kv heads, T, D]
+        self.origin = 0  # the position that lies first: 0 but for an MTP head that reads a prompt's end alone
 
     @property
     def keys(self) -> torch.Tensor:
@@ -42,7 +43,7 @@ class KeyValueCache:
         self.values[:, :keep] = old_values[:, :keep]
 
     def write(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """keys, values: [R, kv heads, D] at positions start … start + R − 1."""
+        """keys, values: [R, kv heads, D] at places start … start + R − 1, counted from `origin`."""
         rows = keys.shape[0]
         if start + rows > self.values.shape[1]:
             self.allocate(start + rows, keep=start)

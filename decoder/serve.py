@@ -41,6 +41,7 @@ class ServeSettings:
     device: str = "auto"
     num_speculative_tokens: int | str = 3
     draft_vocab: Path | None = None
+    draft_window: int | str | None = None
     draft_context: int | str | None = None
     quantize: str | None = None
     prefill_dtype: str = "bf16"
@@ -75,6 +76,7 @@ def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
             num_speculative_tokens=settings.num_speculative_tokens,
             max_context=settings.max_context,
             draft_vocab=settings.draft_vocab,
+            draft_window=settings.draft_window,
             draft_context=settings.draft_context,
             quantize=settings.quantize,
             prefill_dtype=settings.prefill_dtype,

@@ -10,7 +10,7 @@ from .attention import Rope
 from .cache import KeyValueCache, SequenceState
 from .cancellation import raise_if_cancelled
 from .config import ModelConfig
-from .draft_context import skipped_rows
+from .draft_context import NOTHING, WHOLE_PROMPT, DraftReading, first_position
 from .draft_vocabulary import DraftVocabulary
 from .model import Model, Weights
 from .mtp import MtpHead
@@ -33,13 +33,12 @@ class TorchSession:
         max_context: int,
         device: str = "cpu",
         draft_vocabulary: DraftVocabulary | None = None,
-        draft_context: int | None = None,
+        reading: DraftReading = WHOLE_PROMPT,
     ) -> None:
         """weights: Checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here.
 
-        draft_vocabulary: the tokens that may be drafted, all of them unless given. draft_context: how many of a
-        prompt's last positions are finished for the MTP head (draft_context.py), all of them unless given. Neither ever
-        changes the output.
+        draft_vocabulary: the tokens that may be drafted, all of them unless given. reading: what the MTP head reads of
+        a prompt. Neither ever changes the output.
         """
         self._prefill_threads = torch.get_num_threads()
         is_small = sum(weight.numel() for weight in weights.values()) < _ONE_THREAD_WEIGHTS
@@ -47,7 +46,7 @@ class TorchSession:
         rope = Rope(config, max_context, device)
         self.mtp = MtpHead(config, weights, rope) if "mtp.fc.weight" in weights else None
         self.model = Model(config, weights, rope)
-        self.draft_context = 0 if self.mtp is None else draft_context
+        self.reading = NOTHING if self.mtp is None else reading
         self._draft_ids: torch.Tensor | None = None  # [R], the token of each row of the draft head
         if draft_vocabulary is not None:
             self._draft_ids = draft_vocabulary.rows(1, config.vocab_size).to(device)
@@ -56,7 +55,7 @@ class TorchSession:
         self.mtp_cache = KeyValueCache(config, device)
         self.device = device
         self.context_length = 0
-        self._mtp_length = 0  # positions whose MTP keys and values come from true hidden states
+        self._mtp_length = 0  # see mtp_length
         self._last_token = 0  # emitted, not yet read by the model
         # committed positions that the MTP head has not read yet: (next tokens [R], true hidden states [R, H])
         self._backlog: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,19 +64,21 @@ class TorchSession:
     def prefill(self, prompt_ids: Sequence[int]) -> int:
         """Reset, read the whole prompt, return the first greedy token."""
         torch.set_num_threads(self._prefill_threads)
+        self.mtp_cache.origin = self._mtp_length = first_position(len(prompt_ids), self.reading.window)
+        finished = max(self.mtp_origin, first_position(len(prompt_ids), self.reading.context))
         self.state.reset(len(prompt_ids))
-        self.mtp_cache.allocate(len(prompt_ids))
-        self._mtp_length = 0
+        self.mtp_cache.allocate(len(prompt_ids) - self.mtp_origin)
         prompt = torch.tensor(prompt_ids, device=self.device)
         for start in range(0, len(prompt), PREFILL_ROWS):
             raise_if_cancelled()
             token_ids = prompt[start : start + PREFILL_ROWS]
-            skipped = skipped_rows(start, len(token_ids), len(prompt), self.draft_context)
+            skipped = min(max(0, finished - start), len(token_ids))
             hidden = self.model.forward(token_ids, self.state, start, skipped)  # [R, H]
             self.state.commit(len(token_ids))
-            following = prompt[start + 1 : start + len(token_ids) + 1]
+            unread = max(0, self.mtp_origin - start)
+            following = prompt[start + unread + 1 : start + len(token_ids) + 1]
             if self.mtp is not None and len(following):
-                self._read_mtp(following, hidden[: len(following)])
+                self._read_mtp(following, hidden[unread : unread + len(following)])
         self.context_length = len(prompt)
         first = self.model.logits(hidden[-1:]).argmax(-1)  # [1]
         self._backlog = [(first, hidden[-1:])]
@@ -126,8 +127,13 @@ class TorchSession:
 
     @property
     def mtp_length(self) -> int:
-        """Positions whose MTP keys and values come from true hidden states."""
+        """The position up to which MTP keys and values are a prompt's or come from true hidden states."""
         return self._mtp_length
+
+    @property
+    def mtp_origin(self) -> int:
+        """The position whose MTP keys and values lie first."""
+        return self.mtp_cache.origin
 
     def _read_backlog(self) -> torch.Tensor:
         """Re-run the head where tokens were accepted, now with true hidden states, over the drafted keys and values."""

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from .config import ModelConfig
-from .draft_context import resolve_draft_context
+from .draft_context import DraftReading, resolve_reading
 from .draft_vocabulary import DraftVocabulary
 from .errors import RequestError
 from .native.library import native_library
@@ -49,11 +49,12 @@ class SessionOptions:
 
     device: auto, cpu or cuda. dtype: only fp32 on a CPU and only unset on a card, whose kernels fix theirs.
     num_speculative_tokens: 0 leaves the MTP head out; AUTO. max_context: prompt and output together, the model's own
-    limit unless given. draft_vocab: the file of the tokens that may be drafted (draft_vocabulary.py). draft_context:
-    how many of a prompt's last positions are finished for the MTP head, or ALL; the device's own default unless given
-    (draft_context.py). The output changes with neither. native: the C++ path on a CPU, always or never; unless given,
-    where it can be compiled. On a card, quantize "fp8": the large linears of an unquantised checkpoint become block FP8
-    as they are loaded; prefill_dtype "fp8": prompts are read with FP8 products.
+    limit unless given. draft_vocab: the file of the tokens that may be drafted (draft_vocabulary.py). draft_window: how
+    many of a prompt's last positions the MTP head reads, draft_context: how many of these are finished for it; a number
+    or ALL, the device's own default unless given (draft_context.py). The output changes with none of them. native: the
+    C++ path on a CPU, always or never; unless given, where it can be compiled. On a card, quantize "fp8": the large
+    linears of an unquantised checkpoint become block FP8 as they are loaded; prefill_dtype "fp8": prompts are read with
+    FP8 products.
     """
 
     device: str = "auto"
@@ -61,6 +62,7 @@ class SessionOptions:
     num_speculative_tokens: int | str = 3
     max_context: int | None = None
     draft_vocab: Path | None = None
+    draft_window: int | str | None = None
     draft_context: int | str | None = None
     native: bool | None = None
     quantize: str | None = None
@@ -102,7 +104,7 @@ def open_session(model_dir: Path, config: ModelConfig, options: SessionOptions) 
         raise RequestError(f"max_context is {max_context}, expected 2 … {window} (max_position_embeddings)")
     device = _resolve_device(options.device)
     _check_dtypes(options, device)
-    resolve_draft_context(options.draft_context, device)  # refused before the weights are read
+    reading = resolve_reading(options.draft_window, options.draft_context, device, config)
     vocabulary = None
     if options.draft_vocab is not None:
         vocabulary = DraftVocabulary.read(options.draft_vocab, config.vocab_size)
@@ -111,7 +113,7 @@ def open_session(model_dir: Path, config: ModelConfig, options: SessionOptions) 
     checkpoint = Checkpoint(model_dir, config)
     if device == "cuda":
         return _cuda_session(checkpoint, config, max_context, options, vocabulary), device, max_context
-    return _cpu_session(checkpoint, config, max_context, options, vocabulary), device, max_context
+    return _cpu_session(checkpoint, config, max_context, options, vocabulary, reading), device, max_context
 
 
 def _resolve_device(device: str) -> str:
@@ -149,16 +151,14 @@ def _cpu_session(
     max_context: int,
     options: SessionOptions,
     vocabulary: DraftVocabulary | None,
+    reading: DraftReading,
 ) -> Session:
     weights = load_weights(checkpoint, torch.float32, with_mtp=options.max_drafts > 0)
     library = native_library(options.native)
-    draft_context = resolve_draft_context(options.draft_context, "cpu")
     if library is None:
-        return TorchSession(
-            config, weights, max_context=max_context, draft_vocabulary=vocabulary, draft_context=draft_context
-        )
+        return TorchSession(config, weights, max_context=max_context, draft_vocabulary=vocabulary, reading=reading)
     return NativeSession(
-        library, config, weights, max_context=max_context, draft_vocabulary=vocabulary, draft_context=draft_context
+        library, config, weights, max_context=max_context, draft_vocabulary=vocabulary, reading=reading
     )
 
 

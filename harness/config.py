@@ -39,7 +39,8 @@ class BuildConfig(ConfigModel):
     model: ModelSource | None = None  # None: the one the bench or gate names
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] | None = None
     draft_vocab: str | None = None  # kernarc only: file of the tokens to draft; "model": draft_vocab.json beside it
-    draft_context: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # kernarc only; None: its own default
+    draft_window: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # kernarc only; None: its own default
+    draft_context: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # the same
     device: Literal["auto", "cpu", "cuda"] = "auto"
     python: str | None = None  # interpreter that starts the engine; None: the engine's own
     pythonpath: tuple[str, ...] = ()  # put before everything else
@@ -64,7 +65,7 @@ class BuildConfig(ConfigModel):
             raise ValueError("'url' belongs to engine 'endpoint', which needs it")
         if self.engine == "endpoint" and (self.extra_args or self.environment or self.python or self.pythonpath):
             raise ValueError("an endpoint is not started by us: extra_args, environment, python, pythonpath do nothing")
-        for key in ("draft_vocab", "draft_context"):
+        for key in ("draft_vocab", "draft_window", "draft_context"):
             if getattr(self, key) is not None and self.engine != "kernarc":
                 raise ValueError(f"'{key}' belongs to engine 'kernarc'")
         if self.api == "chat" and self.tokenizer is None:

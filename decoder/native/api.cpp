@@ -33,7 +33,7 @@ API void kernarc_bind_halves(Engine* engine, uint16_t* keys, uint16_t* values) {
   engine->mtp_layer.half_values = values;
 }
 
-API void kernarc_reset(Engine* engine) { engine->reset(); }
+API void kernarc_reset(Engine* engine, int64_t mtp_origin) { engine->reset(mtp_origin); }
 
 API void kernarc_prefill(Engine* engine, const int64_t* ids, int rows, int64_t start, int skipped, int following) {
   engine->prefill(ids, rows, start, skipped, following);

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-// Token ids at positions start ... -> hidden rows after the final norm. In the last layer the first `skipped` rows go
-// without the mixer, but for its state. A prefill commits as it goes; a verify leaves its GDN rows pending. Called by every
-// member of the team.
-void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, int skipped, bool is_prefill) {
+// Token ids at positions start ... -> hidden rows after the final norm. Of the last layer, the first `unread` rows only
+// leave the mixer's state, and rows from there to `skipped` go without the mixer. A prefill commits as it goes; a verify
+// leaves its GDN rows pending. Called by every member of the team.
+void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Part part, bool is_prefill) {
   Member& own = members[member];
   const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
   const auto by_rows = [&](auto&& task) {
@@ -20,7 +20,7 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
     const bool is_last = i + 1 == layers.size();
-    const int begin = is_last ? skipped : 0;  // rows that the mixer serves
+    const int begin = is_last ? part.skipped : 0;  // rows that the mixer serves
     PendingRows& kept = is_prefill ? shared : pending[i];
     by_rows([&](int first, int count) {
       if (i == 0) {
@@ -52,7 +52,7 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
     by_rows([&](int first, int count) {
       const int from = std::clamp(begin, first, first + count);
       if (!layer.is_attention) gdn_gate(layer, from, first + count - from);
-      const int read = m.has_mtp ? first : from;  // only an MTP head reads the others
+      const int read = std::clamp(is_last ? part.unread : 0, first, first + count);
       finish_layer(layer, x.row(0), normed.row(0), read, first + count - read, begin);
       if (is_last) normalise(m.final_norm, read, first + count - read, hidden);
     });
@@ -68,30 +68,32 @@ void Engine::commit(int kept) {
   }
 }
 
-// Back to an empty sequence; caches need no clearing.
-void Engine::reset() {
+// Back to an empty sequence; caches need no clearing. The MTP head will read it from position `mtp_origin` on.
+void Engine::reset(int64_t mtp_origin) {
   for (const Layer& layer : layers) {
     if (layer.is_attention) continue;
     std::memset(layer.first, 0, sizeof(float) * m.value_heads * m.key_dim * value16);
     std::memset(layer.second, 0, sizeof(float) * (m.conv_width - 1) * channels16);
   }
-  context_length = mtp_length = 0;
+  context_length = 0;
+  mtp_length = mtp_layer.origin = mtp_origin;
   backlog_rows = 0;
 }
 
-// Read the next rows of a prompt; `following` of them have a known next token, which the MTP head reads too. The first
-// `skipped` rows are there for its keys and values alone.
+// Read the next rows of a prompt; `following` of them have a known next token, which the MTP head reads too from its
+// origin on. The first `skipped` rows are there for its keys and values alone.
 void Engine::prefill(const int64_t* ids, int rows, int64_t start, int skipped, int following) {
+  const int unread = static_cast<int>(std::clamp<int64_t>(mtp_length - start, 0, skipped));
+  const int read = m.has_mtp ? following - unread : 0;
   team.run([&](int member) {
-    forward(team, member, ids, rows, start, skipped, true);
-    if (!m.has_mtp) return;
-    team.tasks((following + ROW_BLOCK - 1) / ROW_BLOCK, [&](int block) {
-      const int first = block * ROW_BLOCK;
-      mtp_keys(ids + 1, hidden.row(0), hidden.stride, first, std::min(ROW_BLOCK, following - first), start);
+    forward(team, member, ids, rows, start, {unread, skipped}, true);
+    team.tasks((read + ROW_BLOCK - 1) / ROW_BLOCK, [&](int block) {
+      const int done = block * ROW_BLOCK;
+      mtp_keys(ids + 1, hidden.row(0), hidden.stride, unread + done, std::min(ROW_BLOCK, read - done), start);
     });
   });
   context_length = start + rows;
-  mtp_length = start + following;
+  mtp_length += read;
 }
 
 // After the last prefill: the first new token, from row `last_row` of that forward.
@@ -109,7 +111,7 @@ int Engine::step(const int64_t* drafts, int count, int64_t* tokens) {
   int64_t ids[MAX_VERIFY_ROWS];
   ids[0] = last_token;
   std::copy(drafts, drafts + count, ids + 1);
-  forward(alone, 0, ids, count + 1, context_length, 0, false);
+  forward(alone, 0, ids, count + 1, context_length, {0, 0}, false);
   score(m.head, hidden.row(0), hidden.stride, count + 1);
   for (int r = 0; r <= count; ++r) tokens[r] = argmax(logits.row(r), m.vocab);
   int accepted = 0;

@@ -57,13 +57,16 @@ class Engine {
   int64_t backlog_tokens[MAX_BACKLOG];
   Rows backlog;  // [MAX_BACKLOG, hidden]
 
-  void reset();
+  void reset(int64_t mtp_origin);
   void prefill(const int64_t* ids, int rows, int64_t start, int skipped, int following);
   int64_t first_token(int last_row);
   void draft(int count, int64_t* drafts);
   int step(const int64_t* drafts, int count, int64_t* tokens);
   void read_backlog(bool finish);
-  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, int skipped, bool is_prefill);
+  struct Part {
+    int unread, skipped;
+  };
+  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Part part, bool is_prefill);
 
   Rows hidden;  // [MAX_ROWS, hidden] after the final norm
   Rows logits;  // [MAX_VERIFY_ROWS, vocab]
@@ -92,7 +95,7 @@ class Engine {
   void project_first(const int64_t* ids, int first, int rows, int skipped);
   void project(const Layer& layer, int first, int rows, int skipped);
   void store_keys(const Layer& layer, int first, int rows, int64_t start);
-  void store_half_row(const Layer& layer, int kv_head, int64_t position, const float* key, const float* value);
+  void store_half_row(const Layer& layer, int kv_head, int64_t slot, const float* key, const float* value);
   void turn_queries(int first, int rows, const float* norm, int64_t start);
   void attend_rows(const Layer& layer, Member& own, int kv_head, int first, int rows, int64_t start);
   void gdn_rows(const Layer& layer, PendingRows& kept, int first, int rows);

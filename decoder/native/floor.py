@@ -13,7 +13,7 @@ import click
 import torch
 
 from ..config import FULL_ATTENTION, ModelConfig
-from ..draft_context import CPU_DRAFT_CONTEXT, skipped_rows
+from ..draft_context import WHOLE_PROMPT, DraftReading, first_position, resolve_reading
 from .library import load_library
 
 GDN_CHUNK = 32  # CHUNK of delta_rule.h
@@ -80,7 +80,7 @@ def draft_work(config: ModelConfig, depth: int) -> Work:
 
 
 def skipped_adds(config: ModelConfig, rows: int) -> tuple[int, float]:
-    """What a prompt saves where its first `rows` rows go without the last mixer: of (linear layers, attention)."""
+    """What a prompt saves where its first `rows` go without the last mixer: of (linear layers, attention)."""
     inputs, outputs = mixer_weights(config, config.layer_types[-1])
     if config.layer_types[-1] != FULL_ATTENTION:
         return rows * outputs, 0.0  # its state takes all inputs
@@ -89,9 +89,11 @@ def skipped_adds(config: ModelConfig, rows: int) -> tuple[int, float]:
     return rows * (queries + outputs), attention_adds(config, rows * (rows + 1) / 2)
 
 
-def prefill_adds(config: ModelConfig, depth: int, draft_context: int | None = None) -> dict[str, float]:
-    """Multiply-adds of a prompt by part, with the last `draft_context` positions finished, or all (None)."""
-    linear, attention = skipped_adds(config, skipped_rows(0, depth, depth, draft_context))
+def prefill_adds(config: ModelConfig, depth: int, reading: DraftReading = WHOLE_PROMPT) -> dict[str, float]:
+    """Multiply-adds of a prompt by part, where the MTP head reads so much of it."""
+    unread = first_position(depth, reading.window)
+    linear, attention = skipped_adds(config, max(unread, first_position(depth, reading.context)))
+    linear += unread * 3 * config.hidden_size * config.intermediate_size
     attentions = config.layer_types.count(FULL_ATTENTION)
     key, value, chunk = config.linear_key_head_dim, config.linear_value_head_dim, GDN_CHUNK
     # a row of a chunk: two products with keys and the system below the diagonal, S read twice and written once
@@ -104,7 +106,7 @@ def prefill_adds(config: ModelConfig, depth: int, draft_context: int | None = No
     if config.has_mtp:
         hidden = config.hidden_size
         parts["MTP keys and values"] = float(
-            depth * (hidden * hidden + hidden * 2 * config.num_key_value_heads * config.head_dim)
+            (depth - unread) * (hidden * hidden + hidden * 2 * config.num_key_value_heads * config.head_dim)
         )
     return parts
 
@@ -124,18 +126,21 @@ def torch_gflops(threads: int) -> float:
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096", show_default=True)
 @click.option("--num-speculative-tokens", "drafts", default=3, show_default=True, type=click.IntRange(0, 8))
-@click.option(
-    "--draft-context", default=CPU_DRAFT_CONTEXT, show_default=True, type=click.IntRange(0), help="Positions finished."
-)
+@click.option("--draft-window", type=click.IntRange(0), help="Last positions of a prompt that drafts read.")
+@click.option("--draft-context", type=click.IntRange(0), help="Of these, how many are finished.")
 @click.option("--threads", default=torch.get_num_threads(), show_default=True, type=click.IntRange(1))
-def main(model: str, depths: str, drafts: int, draft_context: int, threads: int) -> None:
+def main(
+    model: str, depths: str, drafts: int, draft_window: int | None, draft_context: int | None, threads: int
+) -> None:
     """Floors of MODEL on this CPU."""
     config, library = ModelConfig.from_directory(model), load_library()
+    reading = resolve_reading(draft_window, draft_context, "cpu", config)
     one, together = library.kernarc_measure_arithmetic(1), library.kernarc_measure_arithmetic(threads)
     click.echo(f"fp32 arithmetic: {one:.0f} GFLOP/s on 1 thread, {together:.0f} on {threads}")
     click.echo(f"torch {torch.__version__} matmul: {torch_gflops(1):.0f} and {torch_gflops(threads):.0f} GFLOP/s")
     for depth in map(int, depths.split(",")):
-        verify, draft = verify_work(config, drafts + 1, depth), draft_work(config, depth)
+        seen = depth - first_position(depth, reading.window)
+        verify, draft = verify_work(config, drafts + 1, depth), draft_work(config, seen)
         values = torch.ones(int(max(verify.read_bytes, draft.read_bytes)) // 4)
         speed = library.kernarc_measure_reading(values.data_ptr(), values.numel())
         floors = verify.floor_ms(one, speed), drafts * draft.floor_ms(one, speed)
@@ -143,7 +148,7 @@ def main(model: str, depths: str, drafts: int, draft_context: int, threads: int)
             f"{depth:>6}: step {sum(floors):.3f} ms on 1 thread = verify {floors[0]:.3f} ({verify}) + {drafts} drafts "
             f"{floors[1]:.3f} ({draft} each) at {speed:.0f} GB/s"
         )
-        parts = prefill_adds(config, depth, draft_context)
+        parts = prefill_adds(config, depth, reading)
         listed = ", ".join(f"{name} {2e-9 * adds:.2f}" for name, adds in parts.items())
         gflop = 2e-9 * sum(parts.values())
         click.echo(

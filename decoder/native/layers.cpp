@@ -29,29 +29,29 @@ void Engine::project(const Layer& layer, int first, int rows, int skipped) {
 void Engine::store_keys(const Layer& layer, int first, int rows, int64_t start) {
   const int dim = m.head_dim, width = m.kv_heads * dim;
   for (int r = first; r < first + rows; ++r) {
-    const int64_t position = start + r;
+    const int64_t position = start + r, slot = position - layer.origin;
     for (int h = 0; h < m.kv_heads; ++h) {
       float* key = kv.row(r) + h * dim;
       rms_norm(key, layer.k_norm, dim, m.eps, key);
       rotate(key, m.cosine + position * m.rotary_half, m.sine + position * m.rotary_half, m.rotary_half);
-      write_key(layer.first + h * layer.capacity * dim, position, dim, key, 0, dim);
+      write_key(layer.first + h * layer.capacity * dim, slot, dim, key, 0, dim);
       const float* value = kv.row(r) + width + h * dim;
-      float* to = layer.second + (h * layer.capacity + position) * head16;
+      float* to = layer.second + (h * layer.capacity + slot) * head16;
       for (int c = 0; c < dim; c += LANES) store(to + c, load(value + c, dim - c));
-      if (layer.half_keys) store_half_row(layer, h, position, key, value);
+      if (layer.half_keys) store_half_row(layer, h, slot, key, value);
     }
   }
 }
 
-void Engine::store_half_row(const Layer& layer, int kv_head, int64_t position, const float* key, const float* value) {
+void Engine::store_half_row(const Layer& layer, int kv_head, int64_t slot, const float* key, const float* value) {
   const int dim = m.head_dim;
   uint16_t halves[LANES];
-  uint16_t* to = layer.half_values + (kv_head * layer.capacity + position) * head16;
+  uint16_t* to = layer.half_values + (kv_head * layer.capacity + slot) * head16;
   for (int c = 0; c < dim; c += LANES) {
     store_halves(to + c, load(value + c, dim - c));
     store_halves(halves, load(key + c, dim - c));
     const int count = dim - c < LANES ? dim - c : LANES;
-    write_key(layer.half_keys + kv_head * layer.capacity * dim, position, dim, halves, c, count);
+    write_key(layer.half_keys + kv_head * layer.capacity * dim, slot, dim, halves, c, count);
   }
 }
 
@@ -75,10 +75,11 @@ void Engine::attend_rows(const Layer& layer, Member& own, int kv_head, int first
     std::memcpy(scratch.query + r * group * dim, proj.row(first + r) + kv_head * group * dim,
                 group * dim * sizeof(float));
   const long keys = kv_head * layer.capacity * dim, values = kv_head * layer.capacity * head16;
+  const long slot = start + first - layer.origin;
   if (layer.half_keys)
-    attend(scratch, rows * group, group, start + first, layer.half_keys + keys, layer.half_values + values, dim, head16);
+    attend(scratch, rows * group, group, slot, layer.half_keys + keys, layer.half_values + values, dim, head16);
   else
-    attend(scratch, rows * group, group, start + first, layer.first + keys, layer.second + values, dim, head16);
+    attend(scratch, rows * group, group, slot, layer.first + keys, layer.second + values, dim, head16);
   for (int r = 0; r < rows; ++r)
     for (int g = 0; g < group; ++g) {
       const int h = kv_head * group + g;

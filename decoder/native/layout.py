@@ -48,6 +48,7 @@ class LayerView(ctypes.Structure):
         ("second", _float_p),
         ("capacity", ctypes.c_int64),
         ("is_attention", ctypes.c_int64),
+        ("origin", ctypes.c_int64),
     ]
 
 

@@ -22,7 +22,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "bind": ([_POINTER, _INT, _POINTER, _POINTER, _LONG], None),
     "reads_halves": ([], _INT),
     "bind_halves": ([_POINTER, _POINTER, _POINTER], None),
-    "reset": ([_POINTER], None),
+    "reset": ([_POINTER, _LONG], None),
     "prefill": ([_POINTER, _POINTER, _INT, _LONG, _INT, _INT], None),
     "first_token": ([_POINTER, _INT], _LONG),
     "draft": ([_POINTER, _INT, _POINTER], None),

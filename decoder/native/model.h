@@ -17,6 +17,7 @@ struct Layer {
   float *first, *second;  // attention: keys, values; GDN: S [heads][key_dim][value16], window [width - 1][channels16]
   int64_t capacity;       // attention: positions that fit, a multiple of 64
   int64_t is_attention;
+  int64_t origin;  // position of the first key and value: 0 but for the MTP layer, which may read a prompt's end alone
 };
 
 struct Model {

@@ -11,7 +11,7 @@ import torch
 
 from ..cancellation import raise_if_cancelled
 from ..config import ModelConfig
-from ..draft_context import skipped_rows
+from ..draft_context import NOTHING, WHOLE_PROMPT, DraftReading, first_position
 from ..draft_vocabulary import DraftVocabulary
 from .build import NativeUnavailableError
 from .state import NativeKeyValueCache, NativeState
@@ -33,11 +33,11 @@ class NativeSession:
         *,
         max_context: int,
         draft_vocabulary: DraftVocabulary | None = None,
-        draft_context: int | None = None,
+        reading: DraftReading = WHOLE_PROMPT,
     ) -> None:
         """weights: checkpoint tensors in fp32, with the `mtp.` ones if drafts are wanted; emptied here.
 
-        draft_vocabulary, draft_context: as in TorchSession.
+        draft_vocabulary, reading: as in TorchSession.
         """
         self._weights = NativeWeights(
             config,
@@ -48,11 +48,12 @@ class NativeSession:
         )
         self._library = library
         self.has_mtp = self._weights.has_mtp
-        self.draft_context = draft_context if self.has_mtp else 0
+        self.reading = reading if self.has_mtp else NOTHING
         self.config = config
         with_halves = bool(library.kernarc_reads_halves())
         self.state = NativeState.empty(config, with_mtp=self.has_mtp, with_halves=with_halves)
         self.context_length = 0
+        self.mtp_origin = 0  # the position whose MTP keys and values lie first
         self._capacity = 0  # positions that fit into every cache
         self._prefill_rows: int = library.kernarc_max_rows()
         self._drafts = (ctypes.c_int64 * MAX_VERIFY_ROWS)()
@@ -72,7 +73,7 @@ class NativeSession:
 
     @property
     def mtp_length(self) -> int:
-        """Positions whose MTP keys and values come from true hidden states."""
+        """The position up to which MTP keys and values are a prompt's or come from true hidden states."""
         return self.context_length - int(self._library.kernarc_backlog_rows(self._engine))
 
     def last_rows(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,14 +86,16 @@ class NativeSession:
         """Reset, read the whole prompt, return the first greedy token."""
         if len(prompt_ids) >= self._capacity:
             self._allocate(len(prompt_ids))
-        self._library.kernarc_reset(self._engine)
+        self.mtp_origin = first_position(len(prompt_ids), self.reading.window)
+        finished = max(self.mtp_origin, first_position(len(prompt_ids), self.reading.context))
+        self._library.kernarc_reset(self._engine, self.mtp_origin)
         ids = array.array("q", prompt_ids)
         address, item_bytes = ids.buffer_info()[0], ids.itemsize
         rows = 0
         for start in range(0, len(ids), self._prefill_rows):
             raise_if_cancelled()
             rows = min(self._prefill_rows, len(ids) - start)
-            skipped = skipped_rows(start, rows, len(ids), self.draft_context)
+            skipped = min(max(0, finished - start), rows)
             self._read(address + item_bytes * start, rows, start, skipped, min(rows, len(ids) - start - 1))
         self.context_length = len(ids)
         return int(self._library.kernarc_first_token(self._engine, rows - 1))

@@ -47,8 +47,9 @@ class KernarcEngine(Engine):
             command += ["--num-speculative-tokens", str(config.num_speculative_tokens)]
         if (path := draft_vocab_path(self.build, model)) is not None:
             command += ["--draft-vocab", str(path)]
-        if config.draft_context is not None:
-            command += ["--draft-context", str(config.draft_context)]
+        for option, value in (("--draft-window", config.draft_window), ("--draft-context", config.draft_context)):
+            if value is not None:
+                command += [option, str(value)]
         return [*command, *config.extra_args]
 
     def version(self) -> str | None:

@@ -207,7 +207,7 @@ def test_serve_with_a_plant(tiny: Path) -> None:
         (["serve", "{tiny}", "--num-speculative-tokens", "9"], "num_speculative_tokens is 9, expected 0 … 8"),
         (["serve", "{tiny}", "--num-speculative-tokens", "many"], "neither a number of drafts nor auto"),
         (["serve", "{tiny}", "--draft-context", "some"], "'some' is neither a number of prompt positions nor all"),
-        (["generate", "{tiny}", "ids:1", "--draft-context", "-3"], "neither a number of prompt positions nor all"),
+        (["generate", "{tiny}", "ids:1", "--draft-window", "-3"], "neither a number of prompt positions nor all"),
         (["serve", "{tiny}", "--device", "cpu", "--prefill-dtype", "fp8"], "neither quantises nor multiplies in FP8"),
         (["generate", "{tiny}", "ids:1", "--draft-vocab", "/nowhere"], "draft vocabulary /nowhere cannot be read"),
         (["serve", "{tiny}", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),

@@ -49,17 +49,18 @@ def test_a_draft_vocabulary_is_passed_on_and_counted(tmp_path: Path) -> None:
         resolve_build(str(path))
 
 
-def test_a_draft_context_is_passed_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "option"), [("draft_window", "--draft-window"), ("draft_context", "--draft-context")])
+def test_what_drafts_read_of_a_prompt_is_passed_on(tmp_path: Path, key: str, option: str) -> None:
     path = tmp_path / "mine.yaml"
     for value in ("64", "0", "all"):
-        path.write_text(f"engine: kernarc\ndraft_context: {value}\n")
+        path.write_text(f"engine: kernarc\n{key}: {value}\n")
         command = engine_of(resolve_build(str(path)), 100).command(tmp_path, 8000)
-        assert command[command.index("--draft-context") + 1] == value
-    assert "--draft-context" not in engine_of(resolve_build("kernarc"), 100).command(tmp_path, 8000)
+        assert command[command.index(option) + 1] == value
+    assert option not in engine_of(resolve_build("kernarc"), 100).command(tmp_path, 8000)
     for content, said in (
-        ("engine: vllm\ndraft_context: 64\n", "'draft_context' belongs to engine 'kernarc'"),
-        ("engine: kernarc\ndraft_context: -1\n", "draft_context"),
-        ("engine: kernarc\ndraft_context: some\n", "draft_context"),
+        (f"engine: vllm\n{key}: 64\n", f"'{key}' belongs to engine 'kernarc'"),
+        (f"engine: kernarc\n{key}: -1\n", key),
+        (f"engine: kernarc\n{key}: some\n", key),
     ):
         path.write_text(content)
         with pytest.raises(ConfigError, match=said):

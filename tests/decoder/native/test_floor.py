@@ -7,6 +7,7 @@ import math
 import pytest
 from click.testing import CliRunner
 from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.draft_context import DraftReading
 from kernarc.decoder.native.floor import Work, draft_work, main, prefill_adds, target_weights, verify_work
 
 from ..checkpoints import RandomCheckpoint, tensor_shapes
@@ -48,7 +49,7 @@ def test_attention_of_a_prompt_counts_pairs(base_checkpoint: RandomCheckpoint) -
 def test_positions_left_unfinished_go_without_the_last_mixer(checkpoint: RandomCheckpoint) -> None:
     """20 of 50 rows: no queries, gates and output projection, and no attention among them."""
     config = ModelConfig.from_dict(checkpoint.config)
-    whole, less = prefill_adds(config, 50), prefill_adds(config, 50, draft_context=30)
+    whole, less = prefill_adds(config, 50), prefill_adds(config, 50, DraftReading(context=30))
     shapes = tensor_shapes(checkpoint.config)
     last = f"model.layers.{config.num_hidden_layers - 1}."
     names = ("self_attn.q_proj.weight", "self_attn.o_proj.weight", "linear_attn.out_proj.weight")
@@ -58,7 +59,15 @@ def test_positions_left_unfinished_go_without_the_last_mixer(checkpoint: RandomC
     pairs = sum(position + 1 for position in range(20)) if left_out[0] in shapes else 0
     width = config.num_attention_heads * config.head_dim
     assert whole["attention"] - less["attention"] == pairs * width * 2
-    assert prefill_adds(config, 50, draft_context=50) == whole
+    assert prefill_adds(config, 50, DraftReading(50, 50)) == whole
+
+
+def test_positions_out_of_the_window_cost_the_head_nothing(base_checkpoint: RandomCheckpoint) -> None:
+    """20 of 50 rows: no MLP in the last layer, no fc, keys and values."""
+    config = ModelConfig.from_dict(base_checkpoint.config)
+    skipped, unread = (prefill_adds(config, 50, reading) for reading in (DraftReading(50, 30), DraftReading(30, 30)))
+    assert skipped["linear layers"] - unread["linear layers"] == 20 * matrices(base_checkpoint, "model.layers.0.mlp.")
+    assert unread["MTP keys and values"] / skipped["MTP keys and values"] == pytest.approx(30 / 50)
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
