@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .gdn import gdn_step, gdn_step_fits
 from .gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from .gdn_verify import gate_output, gdn_recur
 from .launch import Launch
@@ -19,11 +20,14 @@ from .norm import rms_norm
 from .packing import PackedLinear, pack_bf16, pack_fp8
 from .products import CudaProducts
 from .rope_qk import rope_qk, rope_tables
+from .screened_head import HeadScratch, ScreenedHead, screened_argmax
 from .verify_attention import segments_for, verify_attention
 
 WIDTH, INNER, HEADS, CHANNELS, VOCABULARY = 5120, 17408, 48, 10240, 248_320
+DRAFT_ROWS = 40_960
 GDN_LAYERS, ATTENTION_LAYERS = 48, 4
 ROTATED_BYTES = 1 << 30  # of weights a product cycles through; L2 holds 60 MB
+WARM_UPS = 10  # of a fifth of a second in all: an idle card's clocks take some time to rise
 CARD = torch.device("cuda", 0)
 HALF, FP32, BF16 = torch.float16, torch.float32, torch.bfloat16
 
@@ -63,8 +67,7 @@ def copy_gb_per_s() -> float:
     def copy(layer: int) -> None:
         target.copy_(source)
 
-    us = time_us(Case("copy", 2 << 30, 4, copy))
-    return (2 << 30) / us / 1e3
+    return max((2 << 30) / time_us(Case("copy", 2 << 30, 4, copy)) / 1e3 for _ in range(WARM_UPS))
 
 
 def _random(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
@@ -89,6 +92,7 @@ def product_cases(rows: int) -> Iterator[Case]:
     x, norm, gain = _random(rows, WIDTH), Norm(sumsq, 1e-6), _random(WIDTH, dtype=BF16)
     residual = Residual(stream, sumsq, x, gain)
     ids = torch.zeros(rows, dtype=torch.int64, device=CARD)
+    overlap = torch.cuda.get_device_capability() >= (9, 0)
 
     def case(name: str, weights: list[PackedLinear], run: Callable[[CudaProducts, PackedLinear], None]) -> Case:
         products = CudaProducts(weights[:1], CARD)
@@ -102,8 +106,15 @@ def product_cases(rows: int) -> Iterator[Case]:
     )
     yield case("down", _fp8(WIDTH, k=INNER), lambda p, w: p.add(inner, w, residual))
     yield case("head, FP8", _fp8(VOCABULARY, k=WIDTH), lambda p, w: p.argmax(x, w, ids))
-    head = _copies(pack_bf16(_random(VOCABULARY, WIDTH, dtype=BF16)))
-    yield case("head, bf16", head, lambda p, w: p.argmax(x, w, ids))
+    yield case("draft head, 40,960 rows", _fp8(DRAFT_ROWS, k=WIDTH), lambda p, w: p.argmax(x, w, ids))
+    dense = _random(VOCABULARY, WIDTH, dtype=BF16)
+    yield case("head, bf16", _copies(pack_bf16(dense)), lambda p, w: p.argmax(x, w, ids))
+    head, scratch = ScreenedHead.build(dense, name="bench"), HeadScratch(VOCABULARY, CARD)
+    products = CudaProducts([head.screen], CARD)
+    yield Case(
+        "head, screened", head.screen.num_bytes, 1,
+        lambda i: screened_argmax(x, head, scratch, products, ids, Launch(overlap)),
+    )  # fmt: skip
 
 
 def gdn_cases(rows: int, launch: Launch) -> Iterator[Case]:
@@ -121,6 +132,11 @@ def gdn_cases(rows: int, launch: Launch) -> Iterator[Case]:
     q, o = _random(16, 16, 128, dtype=FP32), _random(rows, HEADS, 128, dtype=FP32)
     positions = torch.tensor([104 + rows, 104, 104, 0], dtype=torch.int32, device=CARD)
     gate_bytes, state_bytes = 2 * HEADS * WIDTH * 2 + CHANNELS * 16, 2 * HEADS * 128 * 128 * 4
+    if gdn_step_fits(128, 128, CARD):
+        yield Case(
+            "gdn, one kernel", gate_bytes + state_bytes, GDN_LAYERS,
+            lambda i: gdn_step(projected, x, sumsq, weights[i], caches[i], 1e-6, positions, out, overlap=launch.pdl),
+        )  # fmt: skip
     yield Case(
         "gdn_prepare", gate_bytes, GDN_LAYERS,
         lambda i: gdn_prepare(projected, x, sumsq, weights[i], caches[i], q, 1e-6, positions, launch=launch),
