@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gdn_prefill_cuda import CHUNK, HeadShape, conv_cuda, delta_rule_cuda, fits
+from .gdn_prefill_cuda import CHUNK, HeadShape, conv_cuda, conv_reads, delta_rule_cuda, fits
 from .gdn_prepare import conv_naive, conv_rows, unit_rows
 from .gdn_verify import delta_rule_naive
 from .launch import RING
@@ -28,9 +28,13 @@ SCAN_STAGES = 2  # with one, some forms of the walk read illegal memory on an H2
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Kernels that do the same: conv_cuda and delta_rule_cuda describe what they take and give."""
+    """Kernels that do the same: conv_cuda and delta_rule_cuda describe what they take and give.
+
+    reads: whether `convolve` takes these rows; Triton's takes the others.
+    """
 
     name: str
+    reads: Callable[[Tensor], bool]
     convolve: Callable[[Tensor, Tensor, Tensor, int, HeadShape], tuple[Tensor, Tensor, Tensor]]
     delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -182,8 +186,8 @@ def conv_triton(
     return q, k, v
 
 
-TRITON = Form("triton", conv_triton, delta_rule_triton)
-CUDA = Form("cuda", conv_cuda, delta_rule_cuda)
+TRITON = Form("triton", lambda rows: True, conv_triton, delta_rule_triton)
+CUDA = Form("cuda", conv_reads, conv_cuda, delta_rule_cuda)
 
 
 def forms(device: torch.device, key_dim: int, value_dim: int, taps: int) -> list[Form]:
@@ -208,7 +212,8 @@ def gdn_prefill(
     """
     heads, key_dim, value_dim = state.shape
     key_heads = (len(conv_weight) - heads * value_dim) // (2 * key_dim)
-    q, k, v = form.convolve(rows, raw, conv_weight, start, HeadShape(key_heads, heads, key_dim, value_dim))
+    convolve = form.convolve if form.reads(rows) else conv_triton
+    q, k, v = convolve(rows, raw, conv_weight, start, HeadShape(key_heads, heads, key_dim, value_dim))
     return form.delta_rule(q, k, v, g, beta, state)
 
 

@@ -69,6 +69,12 @@ def fits(key_dim: int, value_dim: int, taps: int) -> bool:
     return key_dim in (16, 32, 64, 128) and value_dim % 16 == 0 and value_dim <= MAX_DIM and taps == CONV_TAPS
 
 
+def conv_reads(rows: Tensor) -> bool:
+    """Whether conv_cuda can read these rows: 16 bits an element, rows that start at 16 bytes."""
+    aligned = rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and rows.data_ptr() % 16 == 0
+    return rows.dtype in (torch.bfloat16, torch.float16) and aligned
+
+
 def conv_cuda(
     rows: Tensor, raw: Tensor, conv_weight: Tensor, start: int, shape: HeadShape, *, run: Run | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +83,7 @@ def conv_cuda(
     Convolution and silu; q and k of unit length, q then times K^-0.5. raw fp16 [32, C]: earlier rows by position;
     conv_weight fp32 [C, 4]. run: as delta_rule_cuda's.
     """
-    if rows.dtype not in (torch.bfloat16, torch.float16) or rows.stride(1) != 1 or rows.stride(0) % 8:
+    if not conv_reads(rows):
         raise DecoderError(
             f"conv_cuda: rows are {rows.dtype} with strides {rows.stride()}, expected 16 bits, 1 and a multiple of 8",
             "this is a fault of the decoder: please report it",

@@ -21,6 +21,7 @@ from kernarc.decoder.kernels.gdn_prefill_cuda import (
     HeadShape,
     conv_cuda,
     conv_definitions,
+    conv_reads,
     definitions,
     delta_rule_cuda,
 )
@@ -55,7 +56,7 @@ def poisoned(form: Form) -> Form:
 
         return run
 
-    return Form(form.name, fill(form.convolve), fill(form.delta_rule))
+    return Form(form.name, form.reads, fill(form.convolve), fill(form.delta_rule))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Form:
     def run(source: Path, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int) -> None:
         emulate(source, name, made, arguments, folder, grid=ctas, together=1)
 
-    return poisoned(Form("emulated", partial(conv_cuda, run=run), partial(delta_rule_cuda, run=run)))
+    return poisoned(Form("emulated", conv_reads, partial(conv_cuda, run=run), partial(delta_rule_cuda, run=run)))
 
 
 @pytest.fixture(params=["triton", "by hand"])
@@ -201,6 +202,22 @@ def test_convolution_equals_its_twin(
             torch.testing.assert_close(actual.float(), expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("kind", ["fp32", "odd width", "odd start", "16 bits"])
+def test_rows_that_the_convolution_does_not_read_go_to_triton(kind: str, by_hand: Form, device: str) -> None:
+    """Prefill may be in fp32, and a projection may have any width."""
+    torch.manual_seed(2)
+    rows = torch.randn(40, CHANNELS + (9 if kind.startswith("odd") else 8), device=device)
+    rows = rows if kind == "fp32" else rows.half()
+    rows = rows[:, 1:] if kind == "odd start" else rows
+    assert conv_reads(rows) == (kind == "16 bits")
+    conv, raw = torch.randn(CHANNELS, TAPS, device=device), torch.zeros(32, CHANNELS, device=device).half()
+    g, beta = -torch.rand(40, HEADS, device=device), torch.rand(40, HEADS, device=device)
+    states = [torch.zeros(HEADS, DIM, DIM, device=device) for _ in range(2)]
+    outs = [gdn_prefill(rows, raw, conv, g, beta, s, 0, f) for s, f in zip(states, (by_hand, TRITON), strict=True)]
+    assert relative(outs[0], outs[1]) < 3e-3
+    assert relative(states[0], states[1]) < 3e-3
+
+
 def test_a_wrong_delta_rule_is_noticed(form: Form, device: str) -> None:
     def check(form: Form) -> bool:
         return is_right((HEADS, DIM, DIM), CHANNELS, TAPS, torch.device(device), form)
@@ -212,7 +229,7 @@ def test_a_wrong_delta_rule_is_noticed(form: Form, device: str) -> None:
         out[0, 1] = float("nan")
         return out
 
-    assert not check(Form("wrong", form.convolve, nan_in_one_head))
+    assert not check(Form("wrong", form.reads, form.convolve, nan_in_one_head))
 
 
 def test_other_shapes_are_left_to_triton() -> None:
