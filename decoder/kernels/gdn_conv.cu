@@ -34,6 +34,7 @@ __device__ __forceinline__ uint4 load_halves8(const u16* p) { return *(const uin
 #define TAPS 4
 #define AHEAD 4
 #define RING 32
+#define KEY_STRIDE (K + 8)  // as gdn_prefill.cu wants it
 #define KEYS (KEY_HEADS * K)
 #define C (2 * KEYS + H * V)
 #define COLUMN_BLOCKS ((C + THREADS * 8 - 1) / (THREADS * 8))
@@ -43,8 +44,8 @@ struct Arguments {
     const u16* rows;    // [rows, STRIDE]: q | k | v before the convolution; what follows is not read
     const u16* raw;     // fp16 [RING, C]: earlier rows by position
     const float* conv;  // [C, TAPS]
-    u16* q;             // fp16 [rows, KEY_HEADS, K]
-    u16* k;             // fp16 [rows, KEY_HEADS, K]
+    u16* q;             // fp16 [KEY_HEADS, rows up to a multiple of ROWS, KEY_STRIDE]: zeros past the end
+    u16* k;             // the same
     u16* v;             // fp16 [rows, H, V]
     float q_scale;
     int start, count;   // position of the first row, rows
@@ -76,9 +77,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(const __grid_cons
     const int channel = held ? column : 0;  // all lanes take part in the shuffles
     const int left = a.count - first < ROWS ? a.count - first : ROWS;
     const bool is_q = channel < KEYS, is_key = channel < 2 * KEYS;
-    u16* const to = is_q ? a.q + channel : is_key ? a.k + channel - KEYS : a.v + channel - 2 * KEYS;
+    const int key_channel = is_q ? channel : channel - KEYS, padded = (a.count + ROWS - 1) / ROWS * ROWS;
+    const i64 key_at = (i64)(key_channel / K) * padded * KEY_STRIDE + key_channel % K;
+    u16* const to = is_q ? a.q + key_at : is_key ? a.k + key_at : a.v + channel - 2 * KEYS;
     const bool warp_has_keys = column - (int)(threadIdx.x % 32) * 8 < 2 * KEYS;  // the same for all lanes
-    const int pitch = is_key ? KEYS : H * V;
+    const int pitch = is_key ? KEY_STRIDE : H * V;
     const float scale = is_q ? a.q_scale : 1.f;
 
     float weight[TAPS][8], window[TAPS][8];  // the row at hand goes to window[row % TAPS]
@@ -126,4 +129,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) convolve(const __grid_cons
             if (held && row < left) *(uint4*)(to + (i64)(first + row) * pitch) = make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
+    if (held && is_key)
+        for (int row = left; row < ROWS; ++row) *(uint4*)(to + (i64)(first + row) * pitch) = make_uint4(0, 0, 0, 0);
 }

@@ -13,12 +13,13 @@
 // Fragments: lane (g = lane / 4, t = lane % 4) of a tile of 8 x 8 holds row g, columns 2t and 2t + 1.
 // Bits. A fixed order of sums, no atomics: two runs are equal to the bit. Rows past the end have q, k, v, beta and g of zero.
 //
-// Compile-time: WALK, KEY_HEADS, H (value heads), K, V (head dimensions; multiples of 16), VB (divides V), STAGES, THREADS,
+// Compile-time: WALK, KEY_HEADS, H (value heads), K, V (head dimensions; multiples of 16), VB (divides V), STAGES, BULK (sm_90's copies), THREADS,
 // SHARED_BYTES.
 #ifndef EMULATED
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef long long i64;
+typedef unsigned long long u64;
 #define BLOCK_SHARED(type, name)                          \
     extern __shared__ __align__(16) char block_memory[]; \
     type& name = *(type*)block_memory
@@ -50,6 +51,28 @@ __device__ __forceinline__ void copy16(void* to, const void* from, bool real = t
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+#if BULK
+// Barriers that count arrivals and bytes; a wait ends when the phase of that parity is complete.
+__device__ __forceinline__ void barrier_init(u64* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(u64* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(u64* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_phase(u64* barrier, int parity) {
+    asm volatile(
+        "{.reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again;}" ::"r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, int bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+#endif
 __device__ __forceinline__ void load_tiles4(u32* r, const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
@@ -72,13 +95,14 @@ __device__ __forceinline__ void mma(float* d, const u32* a, const u32* b) {
 #define N 64               // tokens of a chunk
 #define BLOCKS 4           // of 16 tokens
 #define GROUP (H / KEY_HEADS)
-#define KEY_STRIDE (K + 8)  // of staged rows, in halves: eight rows meet no bank twice
+#define KEY_STRIDE (K + 8)  // of rows of q and k, in halves, so that eight rows in shared memory meet no bank twice
+#define KEY_TILE (N * KEY_STRIDE)
 #define VALUE_STRIDE (V + 8)
 #define LOG2_E 1.44269504f
 
 struct Arguments {
-    const u16* q;       // fp16 [rows, KEY_HEADS, K], unit length times K^-0.5
-    const u16* k;       // fp16 [rows, KEY_HEADS, K], unit length
+    const u16* q;       // fp16 [KEY_HEADS, chunks * N, KEY_STRIDE], unit length times K^-0.5; zeros past the end
+    const u16* k;       // fp16 [KEY_HEADS, chunks * N, KEY_STRIDE], unit length; zeros past the end
     const u16* v;       // fp16 [rows, H, V]
     const float* g;     // [rows, H] log decay
     const float* beta;  // [rows, H]
@@ -120,14 +144,18 @@ struct __align__(16) Shared {
     float beta[GROUP][N];
 };
 
-// Rows of `width` halves from global rows `pitch` apart; those that do not exist are zeros.
-__device__ __forceinline__ void stage_rows(u16* to, int stride, const u16* from, int pitch, int width, int real_rows) {
-#pragma unroll 1  // more would keep addresses in registers that the products need
-    for (int i = threadIdx.x; i < N * (width / 8); i += THREADS) {
-        const int row = i / (width / 8), column = i % (width / 8) * 8;
+// Rows of v; those that do not exist are zeros. Unrolled, loops like this would keep addresses in registers that the products need.
+__device__ __forceinline__ void stage_values(u16* to, const u16* from, int real_rows) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < N * (V / 8); i += THREADS) {
+        const int row = i / (V / 8), column = i % (V / 8) * 8;
         const bool real = row < real_rows;
-        copy16(to + row * stride + column, from + (real ? (i64)row * pitch + column : 0), real);
+        copy16(to + row * VALUE_STRIDE + column, from + (real ? (i64)row * (H * V) + column : 0), real);
     }
+}
+__device__ __forceinline__ void stage_keys(u16* to, const u16* from) {
+#pragma unroll 1
+    for (int i = threadIdx.x * 8; i < KEY_TILE; i += THREADS * 8) copy16(to + i, from + i);
 }
 
 // Two numbers as fp16 and what is left of them: 22 bits.
@@ -350,12 +378,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk(const __grid_cons
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int band = (warp + blockIdx.x) % BLOCKS;  // later rows cost more: not always on the same quarter of an SM
     const int first = chunk_index * N, left = a.rows - first;
-    const i64 key_rows = ((i64)first * KEY_HEADS + key_head) * K;
-    stage_rows(s.k[0], KEY_STRIDE, a.k + key_rows, KEY_HEADS * K, K, left);
-    stage_rows(s.q[0], KEY_STRIDE, a.q + key_rows, KEY_HEADS * K, K, left);
+    const i64 tile = ((i64)key_head * ((a.rows + N - 1) / N) + chunk_index) * KEY_TILE;
+    stage_keys(s.k[0], a.k + tile);
+    stage_keys(s.q[0], a.q + tile);
     commit();
     for (int i = warp; i < GROUP; i += BLOCKS) stage_gates(a, s, first, key_head * GROUP + i, i, lane);
-    stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + key_head * GROUP) * V, H * V, V, left);
+    stage_values(s.v[0], a.v + ((i64)first * H + key_head * GROUP) * V, left);
     commit();
     wait_copies<1>();
     sync_block();
@@ -380,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) chunk(const __grid_cons
         make_w(s, band, lane, a.w + part * (K * N / 8));
         make_u(s, band, lane, a.u + part * (V * N / 8));
         sync_block();  // v's place is free
-        if (i + 1 < GROUP) stage_rows(s.v[0], VALUE_STRIDE, a.v + ((i64)first * H + head + 1) * V, H * V, V, left);
+        if (i + 1 < GROUP) stage_values(s.v[0], a.v + ((i64)first * H + head + 1) * V, left);
         commit();
     }
 }
@@ -398,33 +426,51 @@ struct __align__(16) Stage {
 };
 struct __align__(16) Shared {
     Stage stages[STAGES];
+    u64 full[STAGES], empty[STAGES];  // BULK: a stage's bytes have come; all warps have left it
 };
 
-template <int LINES> __device__ __forceinline__ void stage_lines(void* to, const void* from, int lane) {  // of 512 bytes
+template <int BYTES> __device__ __forceinline__ void stage_bytes(void* to, const void* from, int lane, u64* barrier) {
+#if BULK
+    if (lane == 0) bulk_copy(to, from, BYTES, barrier);
+#else
 #pragma unroll 8
-    for (int i = 0; i < LINES; ++i) copy16((uint4*)to + i * 32 + lane, (const uint4*)from + i * 32 + lane);
+    for (int i = 0; i < BYTES / 512; ++i) copy16((uint4*)to + i * 32 + lane, (const uint4*)from + i * 32 + lane);
+#endif
 }
-// The key head's rows of q or k; those past the end are zeros.
-__device__ __forceinline__ void stage_rows(u16* to, const u16* from, int real_rows, int lane) {
-#pragma unroll 8
-    for (int i = 0; i < N * K / 256; ++i) {
-        const bool even = 32 % (K / 8) == 0;  // whole rows at a time
-        const int row = even ? i * (256 / K) + lane / (K / 8) : (i * 32 + lane) / (K / 8);
-        const int column = (even ? lane % (K / 8) : (i * 32 + lane) % (K / 8)) * 8;
-        const bool real = row < real_rows;
-        copy16(to + row * KEY_STRIDE + column, from + (real ? row * (KEY_HEADS * K) + column : 0), real);
+__device__ __forceinline__ void stage_chunk(
+    const Arguments& a, Stage& s, int chunk_index, int chunks, int head, int column, int lane, u64* barrier) {
+    const i64 part = (i64)chunk_index * H + head, tile = ((i64)(head / GROUP) * chunks + chunk_index) * KEY_TILE;
+#if BULK
+    if (lane == 0) arrive_expecting(barrier, sizeof(Stage));
+#endif
+    stage_bytes<sizeof(s.w)>(s.w, a.w + part * (K * N / 8), lane, barrier);
+    stage_bytes<sizeof(s.u)>(s.u, a.u + part * (V * N / 8) + column * (N / 8), lane, barrier);
+    stage_bytes<sizeof(s.decays)>(s.decays, a.decays + part * (2 * N), lane, barrier);
+    stage_bytes<sizeof(s.q)>(s.q, a.q + tile, lane, barrier);
+    stage_bytes<sizeof(s.scores)>(s.scores, a.scores + part * (10 * 32), lane, barrier);
+    stage_bytes<sizeof(s.k)>(s.k, a.k + tile, lane, barrier);
+}
+
+// What the last warp does: a chunk into each stage that is free.
+__device__ __forceinline__ void fill_ring(const Arguments& a, Shared& shared, int chunks, int head, int column, int lane) {
+#if BULK
+#pragma unroll 1
+    for (int chunk_index = 0; chunk_index < chunks; ++chunk_index) {
+        const int at = chunk_index % STAGES, round = chunk_index / STAGES;
+        if (round > 0) wait_phase(&shared.empty[at], (round - 1) % 2);
+        stage_chunk(a, shared.stages[at], chunk_index, chunks, head, column, lane, &shared.full[at]);
     }
-}
-__device__ __forceinline__ void stage_chunk(const Arguments& a, Stage& s, int chunk_index, int head, int column, int lane) {
-    const i64 part = (i64)chunk_index * H + head;
-    const int left = a.rows - chunk_index * N;
-    const i64 key_rows = ((i64)chunk_index * N * KEY_HEADS + head / GROUP) * K;
-    stage_lines<K / 4>(s.w, a.w + part * (K * N / 8), lane);
-    stage_lines<VB / 4>(s.u, a.u + part * (V * N / 8) + column * (N / 8), lane);
-    stage_lines<1>(s.decays, a.decays + part * (2 * N), lane);
-    stage_rows(s.q[0], a.q + key_rows, left, lane);
-    stage_rows(s.k[0], a.k + key_rows, left, lane);
-    stage_lines<10>(s.scores, a.scores + part * (10 * 32), lane);
+#else
+#pragma unroll 1
+    for (int chunk_index = 0; chunk_index < chunks + STAGES - 1; ++chunk_index) {
+        if (chunk_index >= STAGES - 1) {
+            wait_copies<STAGES - 2>();
+            sync_block();  // the chunk STAGES - 1 back has come, and all warps have left the one before it
+        }
+        if (chunk_index < chunks) stage_chunk(a, shared.stages[chunk_index % STAGES], chunk_index, chunks, head, column, lane, nullptr);
+        commit();
+    }
+#endif
 }
 
 // Two tiles, 16 columns of the state x 16 others, as the first operand of the next product.
@@ -498,9 +544,9 @@ __device__ __forceinline__ void take_chunk(const Arguments& a, const Stage& s, f
 #pragma unroll
         for (int i = 0; i < 4; ++i) state[n][i] *= whole;
 #pragma unroll
-    for (int pair = 0; pair < BLOCKS; ++pair)  // o += scores v'
+    for (int step = 0; step < BLOCKS; ++step)  // o += scores v'
 #pragma unroll
-        for (int step = 0; step <= pair; ++step) {
+        for (int pair = step; pair < BLOCKS; ++pair) {
             const uint4 score = s.scores[pair * (pair + 1) / 2 + step][lane];
             mma(o[2 * pair], values[step], score.x, score.y);
             mma(o[2 * pair + 1], values[step], score.z, score.w);
@@ -522,16 +568,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(const __grid_const
     static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for too little shared memory");
     const int head = blockIdx.x / (V / VB), block_column = blockIdx.x % (V / VB) * VB;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = (a.rows + N - 1) / N;
+#if BULK
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < STAGES; ++i) barrier_init(&shared.full[i], 1), barrier_init(&shared.empty[i], WARPS);
+        barriers_ready();
+    }
+    sync_block();
+#endif
     if (warp == WARPS) {
-#pragma unroll 1
-        for (int chunk_index = 0; chunk_index < chunks + STAGES - 1; ++chunk_index) {
-            if (chunk_index >= STAGES - 1) {
-                wait_copies<STAGES - 2>();
-                sync_block();  // the chunk STAGES - 1 back has come, and all warps have left the one before it
-            }
-            if (chunk_index < chunks) stage_chunk(a, shared.stages[chunk_index % STAGES], chunk_index, head, block_column, lane);
-            commit();
-        }
+        fill_ring(a, shared, chunks, head, block_column, lane);
         return;
     }
     const int column = block_column + warp * 16;
@@ -541,12 +587,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) walk(const __grid_const
     for (int n = 0; n < K / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) state[n][i] = own[(n * 8 + i % 2) * V + i / 2 * 8];
-    int at = 0;
+    int at = 0, parity = 0;
 #pragma unroll 1
     for (int chunk_index = 0; chunk_index < chunks; ++chunk_index) {
+#if BULK
+        wait_phase(&shared.full[at], parity);
+#else
         sync_block();
+#endif
         take_chunk(a, shared.stages[at], state, chunk_index * N, head, column, warp, lane);
+#if BULK
+        sync_warp();
+        if (lane == 0) arrive(&shared.empty[at]);
+#endif
         at = at + 1 < STAGES ? at + 1 : 0;
+        parity ^= at == 0;
     }
 #pragma unroll
     for (int n = 0; n < K / 8; ++n)

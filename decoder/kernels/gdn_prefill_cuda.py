@@ -13,11 +13,10 @@ from ..errors import DecoderError
 from .nvrtc import CudaKernel, kernel
 
 CONV_SOURCE = Path(__file__).with_name("gdn_conv.cu")
-CONV_ROWS = 64  # of a CTA of the convolution
 CONV_COLUMNS = 1024
 CONV_TAPS = 4
 SOURCE = Path(__file__).with_name("gdn_prefill.cu")
-CHUNK = 64
+CHUNK = 64  # also the rows of a CTA of the convolution
 THREADS = 128  # of a CTA, but of the walk's
 VALUE_BLOCKS = (64, 48, 32, 16)  # columns of a state that a CTA of the walk may hold, 16 a warp
 MAX_DIM = 128  # what a warp's registers hold of keys, and a CTA's shared memory of values
@@ -80,19 +79,20 @@ def conv_cuda(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """rows bf16 or fp16 [T, ≥ C] at positions start … → fp16 (q, k, v) [T, key heads, K], …, [T, H, V].
 
-    Convolution and silu; q and k of unit length, q then times K^-0.5. raw fp16 [32, C]: earlier rows by position;
-    conv_weight fp32 [C, 4]. run: as delta_rule_cuda's.
+    Convolution and silu; q and k of unit length, q then times K^-0.5; they lie as delta_rule_cuda wants them. raw fp16
+    [32, C]: earlier rows by position; conv_weight fp32 [C, 4]. run: as delta_rule_cuda's.
     """
     if not conv_reads(rows):
         raise DecoderError(
             f"conv_cuda: rows are {rows.dtype} with strides {rows.stride()}, expected 16 bits, 1 and a multiple of 8",
             "this is a fault of the decoder: please report it",
         )
-    q, k, v = shape.empty(len(rows), rows.device)
+    q, k = (_rows_of(_padded(len(rows), shape.key_heads, shape.key_dim, rows.device), len(rows)) for _ in range(2))
+    v = torch.empty(len(rows), shape.heads, shape.value_dim, dtype=torch.float16, device=rows.device)
     tensors = rows, raw, conv_weight.contiguous(), q, k, v
     addresses = (tensor.data_ptr() for tensor in tensors)
     arguments = _ConvArguments(*addresses, shape.key_dim**-0.5, start, len(rows))
-    blocks = -(-len(conv_weight) // CONV_COLUMNS) * -(-len(rows) // CONV_ROWS)
+    blocks = -(-len(conv_weight) // CONV_COLUMNS) * -(-len(rows) // CHUNK)
     made = conv_definitions(shape, rows.stride(0), rows.dtype)
     (run or partial(_launch, rows.device))(CONV_SOURCE, "convolve", made, arguments, blocks)
     return q, k, v
@@ -104,13 +104,33 @@ def conv_definitions(shape: HeadShape, stride: int, dtype: torch.dtype) -> dict[
     return {**heads, "STRIDE": stride, "BF16": int(dtype == torch.bfloat16), "THREADS": THREADS, "SHARED_BYTES": 0}
 
 
+def _padded(rows: int, heads: int, width: int, device: torch.device) -> Tensor:
+    """fp16 [heads, room, width + 8], room 64·n: as gdn_prefill.cu reads q and k, which wants zeros past the rows."""
+    return torch.empty(heads, -(-rows // CHUNK) * CHUNK, width + 8, dtype=torch.float16, device=device)
+
+
+def _rows_of(padded: Tensor, rows: int) -> Tensor:
+    """[rows, heads, width], the same memory."""
+    return padded.permute(1, 0, 2)[:rows, :, :-8]
+
+
+def _as_padded(x: Tensor) -> Tensor:
+    """x [rows, heads, width] itself where conv_cuda made it, else a copy that lies as that does."""
+    rows, heads, width = x.shape
+    if x.stride() == (width + 8, -(-rows // CHUNK) * CHUNK * (width + 8), 1):
+        return x
+    padded = _padded(rows, heads, width, x.device).zero_()
+    return _rows_of(padded, rows).copy_(x)
+
+
 def delta_rule_cuda(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, run: Run | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, *, run: Run | None = None,
+    arch: int | None = None,
+) -> Tensor:  # fmt: skip
     """q (scaled) and k fp16 [T, key heads, K], v fp16 [T, H, V], g (log decay) and beta fp32 [T, H] → o fp16 [T, H, V].
 
-    state fp32 [H, K, V] holds all earlier tokens and then holds these too. K and V must fit. run: launches a kernel; on
-    the card's current stream unless given.
+    state fp32 [H, K, V] holds all earlier tokens and then holds these too. K and V must fit. run: launches a kernel, on
+    the card's current stream unless given; arch: what for, 80 or 90.
     """
     num_rows, key_heads, key_dim = q.shape
     heads, _, value_dim = state.shape
@@ -122,26 +142,28 @@ def delta_rule_cuda(
 
     u, w, scores = scratch(value_dim * CHUNK), scratch(key_dim * CHUNK), scratch(10 * 256)
     decays = torch.empty(chunks, heads, 2, CHUNK, device=q.device)
-    out = torch.empty_like(v)
-    tensors = [tensor.contiguous() for tensor in (q, k, v, g, beta)] + [u, w, scores, decays, state, out]
+    out = torch.empty(num_rows, heads, value_dim, dtype=v.dtype, device=v.device)
+    inputs = _as_padded(q), _as_padded(k), v.contiguous(), g.contiguous(), beta.contiguous()
+    tensors = *inputs, u, w, scores, decays, state, out
     arguments = _Arguments(*(tensor.data_ptr() for tensor in tensors), num_rows)
     run = run or partial(_launch, q.device)
-    stages = 3 if q.is_cuda and _arch(q.device) >= 90 else 2
-    chunk, walk = (definitions(shape, walk=walk, stages=stages) for walk in (False, True))
+    arch = arch or _arch(q.device)
+    chunk, walk = (definitions(shape, walk=walk, arch=arch) for walk in (False, True))
     run(SOURCE, "chunk", chunk, arguments, chunks * key_heads)
     run(SOURCE, "walk", walk, arguments, heads * value_dim // walk["VB"])
     return out
 
 
-def definitions(shape: HeadShape, *, walk: bool, stages: int) -> dict[str, int]:
-    """The compile-time constants of one of the two kernels. stages: chunks in the walk's shared memory at a time."""
+def definitions(shape: HeadShape, *, walk: bool, arch: int) -> dict[str, int]:
+    """The compile-time constants of one of the two kernels for sm_80 or sm_90."""
+    stages = 3 if arch >= 90 else 2  # chunks in the walk's shared memory
     key_dim, value_dim, group = shape.key_dim, shape.value_dim, shape.heads // shape.key_heads
     value_block = next(block for block in VALUE_BLOCKS if value_dim % block == 0)
     keys, values = CHUNK * (key_dim + 8) * 2, CHUNK * (value_dim + 8) * 2  # staged rows, bytes
     blocks = (6 + 10) * 2 * 512  # of a triangular system and its inverse, two forms each
     gates = group * 2 * CHUNK * 4
     stage = CHUNK * (key_dim + value_block) * 2 + 10 * 512 + 2 * keys + 2 * CHUNK * 4
-    shared = stages * stage if walk else keys + values + max(keys, blocks) + 4 * 16 * 20 * 4 + gates
+    shared = stages * (stage + 16) if walk else keys + values + max(keys, blocks) + 4 * 16 * 20 * 4 + gates
     return {
         "WALK": int(walk),
         "KEY_HEADS": shape.key_heads,
@@ -150,6 +172,7 @@ def definitions(shape: HeadShape, *, walk: bool, stages: int) -> dict[str, int]:
         "V": value_dim,
         "VB": value_block,
         "STAGES": stages,
+        "BULK": int(arch >= 90),
         "THREADS": value_block * 2 + 32 if walk else THREADS,
         "SHARED_BYTES": shared,
     }

@@ -173,6 +173,40 @@ static void finish_copies() {
     commit();
     wait_copies<0>();
 }
+// Barriers that count arrivals and bytes, and bulk copies: of odd threads at once, of even ones when somebody waits.
+struct Counted { unsigned char arrivals, left, phase; int bytes; };
+struct BulkCopy { void* to; const void* from; int bytes; u64* barrier; };
+static std::vector<BulkCopy> bulk_copies;
+static void settle(u64* barrier) {
+    Counted& c = *(Counted*)barrier;
+    if (c.left == 0 && c.bytes == 0) c.phase ^= 1, c.left = c.arrivals;
+}
+static void barrier_init(u64* barrier, int arrivals) { *(Counted*)barrier = {(unsigned char)arrivals, (unsigned char)arrivals, 0, 0}; }
+static void barriers_ready() {}
+static void arrive_expecting(u64* barrier, int bytes) {
+    Counted& c = *(Counted*)barrier;
+    c.bytes += bytes, --c.left;
+    settle(barrier);
+}
+static void arrive(u64* barrier) { arrive_expecting(barrier, 0); }
+static void deliver(const BulkCopy& c) {
+    std::memcpy(c.to, c.from, c.bytes);
+    ((Counted*)c.barrier)->bytes -= c.bytes;
+    settle(c.barrier);
+}
+static void bulk_copy(void* to, const void* from, int bytes, u64* barrier) {
+    if (threadIdx.x % 2) deliver({to, from, bytes, barrier});
+    else bulk_copies.push_back({to, from, bytes, barrier});
+}
+static void wait_phase(u64* barrier, int parity) {
+    while (((Counted*)barrier)->phase == parity) {
+        if (!bulk_copies.empty()) {
+            deliver(bulk_copies.front());
+            bulk_copies.erase(bulk_copies.begin());
+        }
+        pause_fiber();
+    }
+}
 static u32 count_arrival(u32* counter) { return (*counter)++; }
 static void wait_for_arrivals(const u32* counter, u32 count) {
     while (*counter < count) pause_fiber();
