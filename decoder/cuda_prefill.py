@@ -21,7 +21,7 @@ from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
 from .kernels.packing import TILE, PackedLinear
-from .kernels.prefill import Out, add_norm, gated_norm, merge_and_gate, swiglu
+from .kernels.prefill import Out, add_norm, gated_norm, merge_and_gate, prompt_gates, swiglu
 from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear
 from .kernels.rope_qk import rope_qk
 from .kernels.unpack import unpack_into
@@ -86,6 +86,11 @@ class Prefill:
         self._delta_rule = TRITON if device.type != "cuda" else _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
 
+        self._gate_weights = {  # b and a of every GDN layer in one product
+            id(layer.mixer): torch.cat([layer.mixer.small.w_b, layer.mixer.small.w_a]).to(dtype)
+            for layer in weights.layers
+            if isinstance(layer.mixer, GdnMixer)
+        }
         self._mtp_mixer: AttentionMixer | None = None  # without its queries, where those can be cut off
         if weights.mtp is not None and isinstance(mixer := weights.mtp.layer.mixer, AttentionMixer):
             keys = rows_from(mixer.qkv, 2 * config.num_attention_heads * config.head_dim)
@@ -179,9 +184,8 @@ class Prefill:
     def _gated_delta_net(self, normed: Normed, mixer: GdnMixer, cache: GdnCache, start: int) -> Out:
         small, channels = mixer.small, self.config.conv_dim
         rows, gate_rows = self._product(normed.for_product, mixer.qkvz), normed.for_gates
-        b, a = (F.linear(gate_rows, weight.to(gate_rows.dtype)).float() for weight in (small.w_b, small.w_a))
-        g = -small.a_log.exp() * F.softplus(a + small.dt_bias)
-        o = gdn_prefill(rows, cache.raw, small.conv, g, b.sigmoid(), cache.state, start, self._delta_rule)
+        g, beta = prompt_gates(F.linear(gate_rows, self._gate_weights[id(mixer)]), small.a_log, small.dt_bias)
+        o = gdn_prefill(rows, cache.raw, small.conv, g, beta, cache.state, start, self._delta_rule)
         kept = torch.arange(max(0, len(rows) - RING.value), len(rows), device=rows.device)
         cache.raw[(start + kept) % RING.value] = rows[kept, :channels].to(ACTIVATION)
         room = self._room(len(rows), mixer.out)

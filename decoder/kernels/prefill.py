@@ -14,6 +14,7 @@ from .fp8_rows import Fp8Rows, store_fp8
 from .packing import BLOCK
 
 SWIGLU_BLOCKS = 8  # of 128 columns, a program
+GATES_BLOCK = 1024
 Out = torch.Tensor | Fp8Rows  # what a kernel fills
 
 
@@ -25,6 +26,13 @@ def _places(out: Out) -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 @triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x) as a square: a reciprocal root is one instruction, a division eight."""
+    root = tl.rsqrt(1.0 + tl.exp(-x))
+    return root * root
+
+
+@triton.jit
 def swiglu_kernel(p_gate_up, p_out, p_scale, scale_stride, width, N: tl.constexpr, B: tl.constexpr, FP8: tl.constexpr):
     """Programs (row, N column blocks): silu(gate)·up."""
     row = tl.program_id(0).to(tl.int64)
@@ -33,7 +41,7 @@ def swiglu_kernel(p_gate_up, p_out, p_scale, scale_stride, width, N: tl.constexp
     inside = column < width
     gate = tl.load(p_gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(p_gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
+    y = gate * up * sigmoid(gate)
     if FP8:
         store_fp8(y, p_out, p_scale, row, first, width // B, scale_stride, B, N)
     else:
@@ -105,7 +113,7 @@ def gated_norm_kernel(
     o = tl.load(p_o + row * H * V + o_h[:, None] * V + o_v[None, :], mask=inside, other=0.0).to(tl.float32)
     z = tl.load(p_z + row * stride + o_h[:, None] * V + o_v[None, :], mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(p_weight + o_v).to(tl.float32)
-    y = o * tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None] * weight[None, :] * (z / (1.0 + tl.exp(-z)))
+    y = o * tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None] * weight[None, :] * (z * sigmoid(z))
     if FP8:
         blocks = tl.reshape(y, (HEAD_BLOCK * V // B, B))
         store_fp8(blocks, p_out, p_scale, row, 0, H * V // B, scale_stride, B, HEAD_BLOCK * V // B)
@@ -128,6 +136,43 @@ def gated_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: floa
 
 
 @triton.jit
+def gates_kernel(p_ba, p_a_log, p_dt_bias, p_g, p_beta, elements, H: tl.constexpr, BLOCK: tl.constexpr):
+    """Programs (block of rows × heads): g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < elements
+    row = place // H
+    head = place % H
+    b = tl.load(p_ba + row * 2 * H + head, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(p_ba + row * 2 * H + H + head, mask=inside, other=0.0).to(tl.float32)
+    a += tl.load(p_dt_bias + head, mask=inside, other=0.0)
+    # softplus: max(a, 0) + ln(1 + e^-|a|), this by its series where 1 + e would round: an error grows with every token
+    e = tl.exp(-tl.abs(a))
+    series = e * (1.0 - e * (0.5 - e * (1.0 / 3.0 - e * 0.25)))
+    softplus = tl.maximum(a, 0.0) + tl.where(e < 1.0 / 64.0, series, tl.log(1.0 + e))
+    g = -tl.exp(tl.load(p_a_log + head, mask=inside, other=0.0)) * softplus
+    tl.store(p_g + place, g, mask=inside)
+    tl.store(p_beta + place, 1.0 / (1.0 + tl.exp(-b)), mask=inside)
+
+
+def prompt_gates(ba: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """ba [T, 2H], b before a; a_log, dt_bias fp32 [H] → log decay g and beta, fp32 [T, H]. Twin: prompt_gates_naive."""
+    rows, heads = len(ba), ba.shape[1] // 2
+    g, beta = (torch.empty(rows, heads, dtype=torch.float32, device=ba.device) for _ in range(2))
+    gates_kernel[(triton.cdiv(rows * heads, GATES_BLOCK),)](
+        ba, a_log, dt_bias, g, beta, rows * heads, H=heads, BLOCK=GATES_BLOCK, num_warps=4
+    )  # fmt: skip
+    return g, beta
+
+
+def prompt_gates_naive(
+    ba: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Twin."""
+    b, a = ba.float().chunk(2, 1)
+    return -a_log.exp() * torch.nn.functional.softplus(a + dt_bias), b.sigmoid()
+
+
+@triton.jit
 def merge_kernel(
     p_one, p_one_log, p_other, p_other_log, p_gate, p_out, p_scale, scale_stride, rows, row_stride, head_stride,
     other_row_stride, other_head_stride, gate_stride, H: tl.constexpr, HEAD_BLOCK: tl.constexpr, D: tl.constexpr,
@@ -145,10 +190,10 @@ def merge_kernel(
         other_log = tl.load(p_other_log + o_h * rows + row, mask=o_h < H, other=0.0)
         p_own = p_other + row * other_row_stride + o_wide * other_head_stride + o_d[None, :]
         other = tl.load(p_own, mask=inside, other=0.0).to(tl.float32)
-        share = 1.0 / (1.0 + tl.exp(other_log - log))[:, None]
+        share = sigmoid(log - other_log)[:, None]
         o = o * share + other * (1.0 - share)
     gate = tl.load(p_gate + row * gate_stride + (2 * o_h[:, None] + 1) * D + o_d[None, :], mask=inside, other=0.0)
-    y = o * (1.0 / (1.0 + tl.exp(-gate.to(tl.float32))))
+    y = o * sigmoid(gate.to(tl.float32))
     if FP8:
         blocks = tl.reshape(y, (HEAD_BLOCK * D // B, B))
         store_fp8(blocks, p_out, p_scale, row, 0, H * D // B, scale_stride, B, HEAD_BLOCK * D // B)
@@ -193,6 +238,7 @@ def example_launches(empty: Callable[..., torch.Tensor]) -> None:
     gated_norm(
         empty(64, 48, 128), empty(64, 6144, dtype=bf16), empty(128, dtype=bf16), 1e-6, empty(64, 6144, dtype=bf16)
     )
+    prompt_gates(empty(64, 96, dtype=bf16), empty(48, dtype=fp32), empty(48, dtype=fp32))
     rows = empty(64, 5120, dtype=bf16)
     add_norm(empty(64, 5120, dtype=fp32), rows, empty(5120, dtype=bf16), 1e-6, wide=rows)
     part = (empty(24, 64, 256), empty(24, 64, dtype=fp32))

@@ -6,7 +6,15 @@ from kernarc.decoder.kernels.fp8_rows import Fp8Rows, quantise_rows, quantise_ro
 from kernarc.decoder.kernels.gdn_verify import gated_norm_naive
 from kernarc.decoder.kernels.norm import rms_norm_naive
 from kernarc.decoder.kernels.packing import pack_fp8, unpack
-from kernarc.decoder.kernels.prefill import add_norm, gated_norm, merge_and_gate, merge_and_gate_naive, swiglu
+from kernarc.decoder.kernels.prefill import (
+    add_norm,
+    gated_norm,
+    merge_and_gate,
+    merge_and_gate_naive,
+    prompt_gates,
+    prompt_gates_naive,
+    swiglu,
+)
 from kernarc.decoder.kernels.prefill_fp8 import fits, fp8_linear, fp8_product
 
 
@@ -69,6 +77,19 @@ def test_gated_norm(heads: int, dim: int, device: str) -> None:
         fp8 = nan_rows(5, heads * dim, device)
         gated_norm(o, wide[:, 52:], weight, 1e-6, fp8)
         is_quantised(fp8, expected)
+
+
+def test_gates_of_a_prompt(device: str) -> None:
+    """Also far from zero, where e^-|a| is lost beside 1."""
+    a = torch.tensor([-40.0, -17.0, -12.0, -6.0, -4.2, -4.1, -1.0, 0.0, 0.3, 5.0, 30.0], device=device)
+    heads = torch.randn(5, 3, device=device)
+    ba = torch.cat([heads.repeat(len(a), 1), a.repeat_interleave(5)[:, None].expand(-1, 3) + 0.0], dim=1)
+    a_log, dt_bias = torch.randn(3, device=device), torch.zeros(3, device=device)
+    dt_bias[1] = 0.5
+    g, beta = prompt_gates(ba, a_log, dt_bias)
+    expected = [value.to(g.dtype) for value in prompt_gates_naive(ba.double(), a_log.double(), dt_bias.double())]
+    torch.testing.assert_close(g, expected[0], rtol=2e-5, atol=0)
+    torch.testing.assert_close(beta, expected[1], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("width", [96, 160, 384])
