@@ -27,8 +27,8 @@ from .training.heldout import HeldOutText, prompts
 
 RESAMPLES = 10_000
 HEADER = (
-    f"{'depth':>7} {'window':>7} {'context':>8} {'tok/step':>9} {'against all [95 %]':>26} {'TTFT ms':>9} "
-    f"{'ms/step':>8} {'ms/token against all':>26}"
+    f"{'depth':>7} {'window':>7} {'context':>8} {'tok/step':>9} {'against all [95 %]':>27} {'TTFT ms':>9} "
+    f"{'ms/step':>8} {'ms/token against all':>27}"
 )
 
 
@@ -107,8 +107,8 @@ def row(depth: int, setting: DraftReading, runs: Sequence[Continuation], baselin
         ratios.append("" if setting == WHOLE_PROMPT else f"{point:+.2%} [{low:+.2%}, {high:+.2%}]")
     tokens = sum(len(run.token_ids) - 1 for run in runs) / sum(run.steps for run in runs)
     ttft, step = (statistics.median(getattr(run, figure) for run in runs) for figure in ("ttft_ms", "step_ms"))
-    columns = f"{depth:>7} {window:>7} {context:>8} {tokens:>9.3f} {ratios[0]:>26} {ttft:>9.1f} {step:>8.3f}"
-    return f"{columns} {ratios[1]:>26}".rstrip()
+    columns = f"{depth:>7} {window:>7} {context:>8} {tokens:>9.3f} {ratios[0]:>27} {ttft:>9.1f} {step:>8.3f}"
+    return f"{columns} {ratios[1]:>27}".rstrip()
 
 
 def settings_at(depth: int, contexts: Sequence[int], windows: Sequence[int]) -> list[DraftReading]:

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-// Token ids at positions start ... -> hidden rows after the final norm. Of the last layer, the first `unread` rows only
-// leave the mixer's state, and rows from there to `skipped` go without the mixer. A prefill commits as it goes; a verify
-// leaves its GDN rows pending. Called by every member of the team.
-void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Part part, bool is_prefill) {
+// Token ids at positions start ... -> hidden rows after the final norm, of those that are read. A prefill commits as it
+// goes; a verify leaves its GDN rows pending. Called by every member of the team.
+void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Omitted omitted,
+                     bool is_prefill) {
   Member& own = members[member];
   const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
   const auto by_rows = [&](auto&& task) {
@@ -20,7 +20,7 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
     const bool is_last = i + 1 == layers.size();
-    const int begin = is_last ? part.skipped : 0;  // rows that the mixer serves
+    const int begin = is_last ? omitted.skipped : 0;  // rows that the mixer serves
     PendingRows& kept = is_prefill ? shared : pending[i];
     by_rows([&](int first, int count) {
       if (i == 0) {
@@ -52,7 +52,7 @@ void Engine::forward(Team& team, int member, const int64_t* ids, int rows, int64
     by_rows([&](int first, int count) {
       const int from = std::clamp(begin, first, first + count);
       if (!layer.is_attention) gdn_gate(layer, from, first + count - from);
-      const int read = std::clamp(is_last ? part.unread : 0, first, first + count);
+      const int read = std::clamp(is_last ? omitted.unread : 0, first, first + count);
       finish_layer(layer, x.row(0), normed.row(0), read, first + count - read, begin);
       if (is_last) normalise(m.final_norm, read, first + count - read, hidden);
     });

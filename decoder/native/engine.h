@@ -41,6 +41,12 @@ struct PendingRows {
   Rows inputs, keys, log_decay, delta;
 };
 
+// What rows of a prompt do without in the last layer, since nobody needs it of them: the first `unread` leave the mixer's
+// state and nothing else, those from there to `skipped` go through all but the mixer.
+struct Omitted {
+  int unread, skipped;
+};
+
 class Engine {
  public:
   explicit Engine(const Model& model);
@@ -63,10 +69,7 @@ class Engine {
   void draft(int count, int64_t* drafts);
   int step(const int64_t* drafts, int count, int64_t* tokens);
   void read_backlog(bool finish);
-  struct Part {
-    int unread, skipped;
-  };
-  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Part part, bool is_prefill);
+  void forward(Team& team, int member, const int64_t* ids, int rows, int64_t start, Omitted omitted, bool is_prefill);
 
   Rows hidden;  // [MAX_ROWS, hidden] after the final norm
   Rows logits;  // [MAX_VERIFY_ROWS, vocab]
