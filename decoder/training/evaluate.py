@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from ..draft_context import ALL
 from ..generate import Decoder
 from .bits import BitsPerByte, bits_per_byte, xz_bits_per_byte
 from .card import add_scores
@@ -140,7 +141,7 @@ def main() -> None:
         }
     if arguments.loop_prompts:
         scores |= measure_loops(folder, ids, arguments)
-    decoder = Decoder.load(folder, device="cpu")
+    decoder = Decoder.load(folder, device="cpu", draft_window=ALL, draft_context=ALL)  # scores are the model's alone
     scores |= acceptance_scores(decoder, ids, arguments)
     prompt = tokenizer.encode(SAMPLE_PROMPT).ids
     continued = [i for step in decoder.generate(prompt, max_tokens=120) for i in step.token_ids]
