@@ -192,9 +192,14 @@ def _draw_axes(axes: Axes, table: SpeedTable) -> float:
     return top
 
 
+def datum_fits(top: float) -> bool:
+    """Whether an axis from 0 to `top` tok/s holds the datum line, and not so low that the axis crosses its label."""
+    return 0.04 * top <= DATUM_TOKENS_PER_SECOND <= top
+
+
 def _draw_datum(axes: Axes, table: SpeedTable, top: float) -> None:
     """The published promise as a chain line, labelled where the builds' lines keep clear of it."""
-    if top < DATUM_TOKENS_PER_SECOND or table.highest_speed is None:
+    if not datum_fits(top) or table.highest_speed is None:
         return
     lines = [
         [(math.log2(depth), cell.tokens_per_second) for depth in table.depths

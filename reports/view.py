@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import format as fmt
-from .chart import DATUM_TOKENS_PER_SECOND
+from .chart import DATUM_TOKENS_PER_SECOND, datum_fits
 from .labels import Placement, Spot, between, clearest, place, side_by_side
 from .table_files import interval_text
 from .tables import SpeedCell, SpeedTable
@@ -131,7 +131,7 @@ def view(table: SpeedTable, paper: Paper) -> View:
         series=series,
         ratios=_ratios(table, series, paper),
         missing=tuple(Tick(xs[depth], text) for depth in table.depths if (text := table.without_speed(depth))),
-        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if highest and top >= DATUM_TOKENS_PER_SECOND else None,
+        datum_y=y_of(DATUM_TOKENS_PER_SECOND) if highest and datum_fits(top) else None,
         datum_label_x=clearest(
             between(list(xs.values())),
             [[(point.x, point.y) for point in each.points] for each in series],

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from kernarc.reports.chart import datum_fits
 from kernarc.reports.labels import MARK, Placement, Spot, place
 
 HEIGHT = 16.0
@@ -41,3 +42,13 @@ def test_of_two_builds_the_faster_is_labelled_above_and_the_slower_below() -> No
     assert below is not None
     assert above.y < 100
     assert below.y > 120
+
+
+def test_the_promised_speed_is_drawn_where_it_can_be_read() -> None:
+    """Not beyond the paper, and not where the axis would run through its label."""
+    assert [datum_fits(top) for top in (99.0, 100.0, 480.0, 2500.0, 2501.0, 15_000.0)] == [
+        False,
+        *[True] * 3,
+        False,
+        False,
+    ]
