@@ -134,13 +134,13 @@ def _draw_columns(axes: Axes, table: SpeedTable) -> None:
 def _draw_values(axes: Axes, table: SpeedTable) -> None:
     """Every speed beside its mark, placed in points from the top left of the axes."""
     shown = [(cell, cell.tokens_per_second) for cell in table.cells.values() if cell.tokens_per_second is not None]
-    spots = [
-        Spot(
-            *_in_points(axes, _place_of(axes, table, cell), speed),
-            width=len(fmt.tokens_per_second(speed)) * VALUE_POINTS * 0.68,
-        )
-        for cell, speed in shown
-    ]
+    points_a_token = AXES_POINTS[1] / axes.get_ylim()[1]
+    spots = []
+    for cell, speed in shown:
+        low, high = cell.tokens_per_second_interval or (speed, speed)
+        x, y = _in_points(axes, _place_of(axes, table, cell), speed)
+        width = len(fmt.tokens_per_second(speed)) * VALUE_POINTS * 0.68
+        spots.append(Spot(x, y, width, (high - speed) * points_a_token, (speed - low) * points_a_token))
     bounds = (-20.0, -20.0, AXES_POINTS[0] + 15, AXES_POINTS[1])
     placements = place(spots, height=VALUE_POINTS * 1.3, bounds=bounds)
     for (cell, speed), spot, placement in zip(shown, spots, placements, strict=True):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 MARK = 8.0  # half the side of the square that a mark keeps free
 GAP = 9.0  # from a point to the near edge of its label
+CAP = 3.0  # from the end of an interval to whatever is next to it
 LEAN = 7.0  # how far a leaning label reaches over its point on the short side
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom; y grows downwards
@@ -13,11 +14,13 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; y grows dow
 
 @dataclass(frozen=True)
 class Spot:
-    """A point that wants a label of this width."""
+    """A point that wants a label of this width; its interval reaches so far up and down from it."""
 
     x: float
     y: float
     width: float
+    up: float = 0.0
+    down: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def _rank(spot: Spot, spots: Sequence[Spot]) -> str:
 
 
 def _choices(spot: Spot, height: float, rank: str) -> Iterator[tuple[Placement, Box]]:
-    above, below = spot.y - GAP - height / 2, spot.y + GAP + height / 2
+    above = spot.y - max(GAP, spot.up + CAP) - height / 2
+    below = spot.y + max(GAP, spot.down + CAP) + height / 2
     beside = [(spot.x + MARK + 4, spot.y, "start"), (spot.x - MARK - 4, spot.y, "end")]
     over = [(spot.x, above, "middle"), (spot.x + LEAN, above, "end"), (spot.x - LEAN, above, "start")]
     under = [(spot.x, below, "middle"), (spot.x + LEAN, below, "end"), (spot.x - LEAN, below, "start")]
@@ -67,7 +71,7 @@ def _choices(spot: Spot, height: float, rank: str) -> Iterator[tuple[Placement, 
 
 
 def _mark(spot: Spot) -> Box:
-    return (spot.x - MARK, spot.y - MARK, spot.x + MARK, spot.y + MARK)
+    return (spot.x - MARK, spot.y - max(MARK, spot.up + CAP), spot.x + MARK, spot.y + max(MARK, spot.down + CAP))
 
 
 def _inside(box: Box, bounds: Box) -> bool:

@@ -22,9 +22,12 @@ def overlap(one: tuple[float, float, float, float], other: tuple[float, float, f
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-@given(points)
-def test_placed_labels_cover_nothing(found: list[tuple[float, int]]) -> None:
-    spots = [Spot(x, float(y), 46.0) for x, y in found]
+@given(points, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=12, max_size=12))
+def test_placed_labels_cover_nothing(found: list[tuple[float, int]], reaches: list[tuple[int, int]]) -> None:
+    """No other label, no mark, and no interval."""
+    spots = [
+        Spot(x, float(y), 46.0, float(up), float(down)) for (x, y), (up, down) in zip(found, reaches, strict=False)
+    ]
     placed = place(spots, height=HEIGHT, bounds=BOUNDS)
     boxes = [box(spot, each) for spot, each in zip(spots, placed, strict=True) if each is not None]
     for index, one in enumerate(boxes):
@@ -33,7 +36,9 @@ def test_placed_labels_cover_nothing(found: list[tuple[float, int]]) -> None:
         assert not any(overlap(one, other) for other in boxes[index + 1 :])
         for spot in spots:
             mark = (spot.x - MARK, spot.y - MARK, spot.x + MARK, spot.y + MARK)
+            interval = (spot.x - 4, spot.y - spot.up, spot.x + 4, spot.y + spot.down)
             assert not overlap(one, mark)
+            assert not overlap(one, interval)
 
 
 def test_of_two_builds_the_faster_is_labelled_above_and_the_slower_below() -> None:
