@@ -10,9 +10,11 @@ from .config import FULL_ATTENTION, ModelConfig
 from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
+from .kernels.linear_shape import most_rows
 from .weights import Checkpoint, is_fp8_linear
 
 MIN_CAPABILITY = (8, 0)
+MAX_DRAFTS = 8
 _RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
 _DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 
@@ -51,6 +53,39 @@ def check_shapes(config: ModelConfig) -> None:
     for found, fits, needed in rules:
         if not fits:
             raise DecoderError(f"unsupported shape on a GPU: {found}, expected {needed}", "Use --device cpu.")
+
+
+def most_drafts(config: ModelConfig, device: torch.device) -> int:
+    """Drafts of a step, at most MAX_DRAFTS, whose verify fits the card's SMs: a product keeps its rows of x in one."""
+    if device.type != "cuda":
+        return MAX_DRAFTS
+    hidden, inner, attention = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads * config.head_dim,
+    )
+    sizes = [
+        (config.conv_dim + config.value_dim, hidden),
+        (hidden, config.value_dim),
+        (2 * attention + 2 * config.num_key_value_heads * config.head_dim, hidden),
+        (hidden, attention),
+        (2 * inner, hidden),
+        (hidden, inner),
+    ]
+    major, minor = torch.cuda.get_device_capability(device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return most_rows(sizes, MAX_DRAFTS + 1, processors, 10 * major + minor) - 1
+
+
+def check_drafts(num_drafts: int, config: ModelConfig, device: torch.device) -> None:
+    """Raise DecoderError where a step of so many drafts does not fit the card."""
+    most = most_drafts(config, device)
+    if num_drafts > most:
+        raise DecoderError(
+            f"a step of {num_drafts} drafts verifies {num_drafts + 1} rows, more than this model's widest product holds "
+            f"on {torch.cuda.get_device_name(device)}",
+            f"ask for at most {most} drafts" if most >= 0 else "use --device cpu",
+        )
 
 
 def required_bytes(

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from .config import ModelConfig
-from .cuda_limits import check_card, check_memory, check_shapes
+from .cuda_limits import check_card, check_drafts, check_memory, check_shapes, most_drafts
 from .cuda_model import StepModel
 from .cuda_prefill import PIECE_ROWS, Prefill
 from .cuda_state import Scratch, SequenceState
@@ -20,7 +20,6 @@ from .kernels.gdn import gdn_step_fits
 from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
 
-MAX_DRAFTS = 8
 CATCH_UP_ROWS = 8  # that the MTP head reads at a time; 16 rows of the 27B's widest product fit no SM
 WARM_UP_LENGTHS = (16384 + 8192 + 5, 8192 + 5, 5, 1)  # with every kind of piece: whole, behind another, an odd rest
 
@@ -77,6 +76,7 @@ class CudaSession:
         self.weights = weights
         self._overlap = overlap and device.type == "cuda"
         self._has_mtp = weights.mtp is not None
+        self.max_drafts = most_drafts(config, device) if self._has_mtp else 0
         self._mtp_length = 0  # as the device will have it once the step in flight has ended
         self._in_flight: int | None = None  # drafts of the step that runs ahead
         self._ready: list[int] = []  # tokens of a step that ran ahead with more drafts than then asked for
@@ -94,15 +94,20 @@ class CudaSession:
         draft_vocabulary: DraftVocabulary | None = None,
         prefill_fp8: bool = False,
         quantize: bool = False,
+        as_many_as_fit: bool = False,
     ) -> Self:
         """Check card, shapes and memory, then stream the weights and capture the steps that will be used.
 
+        as_many_as_fit: fewer drafts where the card does not hold a step of num_speculative_tokens.
         prefill_fp8: see prefill_fp8.py. quantize: see load_cuda_weights.
         Raises DecoderError before anything is loaded when the card or its memory will not do.
         """
         where = torch.device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0)
         check_card(where)
         check_shapes(config)
+        if as_many_as_fit:
+            num_speculative_tokens = min(num_speculative_tokens, max(0, most_drafts(config, where)))
+        check_drafts(num_speculative_tokens, config, where)
         check_memory(
             checkpoint,
             config,
@@ -155,9 +160,9 @@ class CudaSession:
     @torch.inference_mode()
     def step(self, num_drafts: int) -> tuple[list[int], int]:
         """Draft, verify, commit: (1 … num_drafts + 1 new tokens, how many of them were drafts)."""
-        if not 0 <= num_drafts <= (MAX_DRAFTS if self._has_mtp else 0):
+        if not 0 <= num_drafts <= self.max_drafts:
             raise RequestError(
-                f"a step of {num_drafts} drafts", f"0 … {MAX_DRAFTS} are possible, only 0 without an MTP head"
+                f"a step of {num_drafts} drafts", f"0 … {self.max_drafts} are possible, only 0 without an MTP head"
             )
         is_new = not self._ready
         if is_new:
@@ -185,11 +190,12 @@ class CudaSession:
 
     def _launch(self, num_drafts: int, length: int) -> None:
         """Start a step at `length` committed tokens. The MTP head catches up first where it has fallen behind."""
-        most = num_drafts + 1 if num_drafts else CATCH_UP_ROWS  # what the step itself can read
+        rows = min(CATCH_UP_ROWS, self.max_drafts + 1)
+        most = num_drafts + 1 if num_drafts else rows  # what the step itself can read
         while self._has_mtp and length - self._mtp_length > most:
-            self._model.read_pending(CATCH_UP_ROWS)
+            self._model.read_pending(rows)
             # The newest position may be read again: its output makes the first draft.
-            self._mtp_length = min(self._mtp_length + CATCH_UP_ROWS, length - 1)
+            self._mtp_length = min(self._mtp_length + rows, length - 1)
             self._state.positions[2:3].fill_(self._mtp_length)
         self._graphs.launch(num_drafts)
         self._in_flight = num_drafts

@@ -10,7 +10,7 @@ from typing import Any, Self
 from .config import ModelConfig
 from .draft_length import AdaptiveLength, DraftLength, FixedLength, measure_step_ms, timed_tokens
 from .errors import DecoderError, RequestError
-from .sessions import AUTO, RunsAhead, Session, SessionOptions, check_drafts, open_session
+from .sessions import AUTO, RunsAhead, Session, SessionOptions, check_drafts, most_drafts, open_session
 
 AUTO_COUNTS = (0, 1, 2, 3, 4, 6, 8)  # drafts a step that AUTO chooses among
 AUTO_START = 3
@@ -71,7 +71,7 @@ class Decoder:
             session,
             device=device,
             max_context=max_context,
-            num_speculative_tokens=asked.max_drafts if step_ms or not asked.is_adaptive else AUTO_START,
+            num_speculative_tokens=_most_asked(asked, session, step_ms is not None),
             step_ms=step_ms,
         )
 
@@ -102,9 +102,13 @@ class Decoder:
     def _draft_length(self, asked: int | str | None) -> DraftLength:
         check_drafts(self.num_speculative_tokens if asked is None else asked, self.num_speculative_tokens > 0)
         if isinstance(asked, int):
+            if asked > (most := most_drafts(self.session)):
+                raise RequestError(
+                    f"num_speculative_tokens is {asked}, a step holds {most} on this card", "ask for fewer"
+                )
             return FixedLength(asked)
         if self.step_ms is not None:
-            return AdaptiveLength(self.step_ms, AUTO_START)
+            return AdaptiveLength(self.step_ms, max(count for count in self.step_ms if count <= AUTO_START))
         if asked == AUTO:
             raise RequestError("this decoder was not loaded to choose its drafts", "load it with the same setting")
         return FixedLength(self.num_speculative_tokens)
@@ -150,11 +154,19 @@ class Decoder:
                 raise RequestError(f"prompt token {position} is {token_id}, expected 0 … {self.config.vocab_size - 1}")
 
 
+def _most_asked(asked: SessionOptions, session: Session, is_timed: bool) -> int:
+    """The most drafts of a step; where they were to be chosen but could not be timed, a fixed number."""
+    if not asked.is_adaptive:
+        return asked.max_drafts
+    return min(asked.max_drafts if is_timed else AUTO_START, most_drafts(session))
+
+
 def _timed_steps(session: Session, max_context: int) -> dict[int, float] | None:
     """Milliseconds of a step by its drafts; None where the window is too small to time them."""
-    if _TIMED_PROMPT + timed_tokens(AUTO_COUNTS) > max_context:
+    counts = [count for count in AUTO_COUNTS if count <= most_drafts(session)]
+    if _TIMED_PROMPT + timed_tokens(counts) > max_context:
         return None
-    return measure_step_ms(session, AUTO_COUNTS, prompt_tokens=_TIMED_PROMPT)
+    return measure_step_ms(session, counts, prompt_tokens=_TIMED_PROMPT)
 
 
 def _until_stop(token_ids: Sequence[int], stops: frozenset[int]) -> tuple[int, ...]:

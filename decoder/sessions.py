@@ -43,6 +43,18 @@ class RunsAhead(Protocol):
     drafted: int  # drafts verified by the step that gave the last tokens
 
 
+@runtime_checkable
+class LimitsDrafts(Protocol):
+    """A session that takes fewer drafts a step than MAX_SPECULATIVE_TOKENS, because of what it runs on."""
+
+    max_drafts: int
+
+
+def most_drafts(session: Session) -> int:
+    """Of one step."""
+    return session.max_drafts if isinstance(session, LimitsDrafts) else MAX_SPECULATIVE_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """How to load and run a model.
@@ -176,6 +188,7 @@ def _cuda_session(
         config,
         max_context=max_context,
         num_speculative_tokens=options.max_drafts,
+        as_many_as_fit=options.is_adaptive,
         draft_vocabulary=vocabulary,
         prefill_fp8=options.prefill_dtype == "fp8",
         quantize=options.quantize == "fp8",

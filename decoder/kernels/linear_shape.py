@@ -1,8 +1,11 @@
 """The compile-time constants of linear.cu: how a product of so many rows is laid out on a card."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+
+import torch
 
 from ..errors import DecoderError
 from .packing import BLOCK, PackedLinear
@@ -128,6 +131,19 @@ def shape_of(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
             "use fewer draft tokens",
         )
     return shape
+
+
+def most_rows(sizes: Iterable[tuple[int, int]], at_most: int, processors: int, arch: int) -> int:
+    """How many rows, at most so many, FP8 products of every (N, K) hold on a card of so many SMs; 0 where not one."""
+    layers = [PackedLinear(torch.empty(0), torch.empty(1), None, n, k) for n, k in sizes]
+
+    def fit(rows: int) -> bool:
+        try:
+            return all(shape_of(packed, rows, processors, arch) for packed in layers)
+        except DecoderError:
+            return False
+
+    return max((rows for rows in range(1, at_most + 1) if fit(rows)), default=0)
 
 
 def slots(packed: PackedLinear, processors: int) -> int:

@@ -11,6 +11,7 @@ from kernarc.decoder import draft_length
 from kernarc.decoder.draft_length import AdaptiveLength, measure_step_ms, timed_tokens
 from kernarc.decoder.errors import RequestError
 from kernarc.decoder.generate import AUTO_COUNTS, Decoder, Step
+from kernarc.decoder.session import TorchSession
 from kernarc.decoder.sessions import SessionOptions, _check_dtypes
 from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
 
@@ -100,6 +101,20 @@ def test_a_busy_moment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ids(steps: list[Step]) -> list[int]:
     return [token for step in steps for token in step.token_ids]
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_a_card_that_holds_fewer_drafts_is_never_asked_for_more(
+    most: int, base_checkpoint: RandomCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchSession, "max_drafts", most, raising=False)
+    auto = Decoder.load(base_checkpoint.path, device="cpu", num_speculative_tokens="auto", native=False)
+    assert auto.step_ms is not None
+    assert tuple(auto.step_ms) == tuple(count for count in AUTO_COUNTS if count <= most)
+    steps = list(auto.generate([5, 77, 140], max_tokens=60, ignore_eos=True))
+    assert max(step.drafted for step in steps) <= most
+    with pytest.raises(RequestError, match=f"num_speculative_tokens is 8, a step holds {most}"):
+        auto.generate([5, 77, 140], max_tokens=8, num_speculative_tokens=8)
 
 
 @pytest.mark.parametrize("native", [False, None])

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kernarc.decoder.config import ModelConfig
-from kernarc.decoder.cuda_limits import check_card, check_memory, check_shapes, required_bytes
+from kernarc.decoder.cuda_limits import (
+    check_card,
+    check_drafts,
+    check_memory,
+    check_shapes,
+    most_drafts,
+    required_bytes,
+)
 from kernarc.decoder.cuda_session import warm_up_length
 from kernarc.decoder.errors import DecoderError
 from kernarc.decoder.shapes import read_shape
@@ -53,6 +60,25 @@ def test_an_unsupported_shape_is_named(changes: dict[str, int], message: str, co
     check_shapes(config)
     with pytest.raises(DecoderError, match=message):
         check_shapes(dataclasses.replace(config, **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "processors", "drafts"), [("A100", (8, 0), 108, 7), ("H200", (9, 0), 132, 8)]
+)
+def test_drafts_that_the_card_holds(
+    name: str, capability: tuple[int, int], processors: int, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A100: 9 rows of the 27B's 17,408 columns are more than 163 KiB of shared memory take beside a ring of weights."""
+    config = ModelConfig.from_dict(read_shape("27b"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    properties = SimpleNamespace(multi_processor_count=processors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert most_drafts(config, CARD) == drafts
+    check_drafts(drafts, config, CARD)
+    if drafts < 8:
+        with pytest.raises(DecoderError, match="verifies 9 rows, more than this model's widest product holds on A100"):
+            check_drafts(8, config, CARD)
 
 
 def test_memory_is_counted_from_the_headers(

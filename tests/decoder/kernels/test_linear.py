@@ -4,7 +4,8 @@ import ctypes
 
 import pytest
 import torch
-from kernarc.decoder.cuda_session import CATCH_UP_ROWS, MAX_DRAFTS
+from kernarc.decoder.cuda_limits import MAX_DRAFTS
+from kernarc.decoder.cuda_session import CATCH_UP_ROWS
 from kernarc.decoder.errors import CheckpointError, DecoderError
 from kernarc.decoder.kernels import linear as linear_module
 from kernarc.decoder.kernels.linear import (
