@@ -82,8 +82,8 @@ def check_drafts(num_drafts: int, config: ModelConfig, device: torch.device) -> 
     most = most_drafts(config, device)
     if num_drafts > most:
         raise DecoderError(
-            f"a step of {num_drafts} drafts verifies {num_drafts + 1} rows, more than this model's widest product holds "
-            f"on {torch.cuda.get_device_name(device)}",
+            f"a step of {num_drafts} drafts verifies {num_drafts + 1} rows, more than this model's widest product "
+            f"holds on {torch.cuda.get_device_name(device)}",
             f"ask for at most {most} drafts" if most >= 0 else "use --device cpu",
         )
 
