@@ -7,6 +7,7 @@ numerics: fully random and trained checkpoints do that, with the transformers re
 
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from ..harness.errors import KernarcError
 from .output_check import Scores
 
 NEXT_TOKENS = "next_tokens.npy"  # int64 [V], as decoder/synthetic.py writes it
+RECIPE = "structured.json"  # what that writes beside it
 
 
 class KnownOutputError(KernarcError):
@@ -30,11 +32,9 @@ class KnownOutputScorer:
         path = model_dir / NEXT_TOKENS
         try:
             self._next: NDArray[np.int64] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise KnownOutputError(
-                f"{model_dir} has no known output: {path.name} {type(error).__name__}",
-                "only structured checkpoints have one: make it with `kernarc-gate model synth`, or set "
-                "output_check.reference to transformers",
+                f"{model_dir} has no known output: {path.name} {type(error).__name__}", _remedy(model_dir)
             ) from error
 
     def scores(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Scores:
@@ -47,3 +47,9 @@ class KnownOutputScorer:
 
     def release(self) -> None:
         """Nothing to free."""
+
+
+def _remedy(model_dir: Path) -> str:
+    if (model_dir / RECIPE).is_file():
+        return f"it is damaged, or older than {NEXT_TOKENS}: delete the folder and make it again"
+    return "only those of `kernarc-gate model synth` have one: check others with output_check.reference transformers"

@@ -97,7 +97,7 @@ class RunChecker:
             if path not in self._judges:
                 self._judges[path] = self._new_judge(path, streams, prompts)
         except KernarcError as error:
-            return f"the reference cannot be used: {error.message}"
+            return _unusable(error)
         return self._judges[path]
 
     def _new_judge(self, path: Path, streams: Sequence[StreamRecord], prompts: dict[str, tuple[int, ...]]) -> _Judge:
@@ -144,7 +144,7 @@ class RunChecker:
                 try:
                     judge.scorer.scores(prompts[stream.request_id], stream.token_ids)
                 except KernarcError as error:
-                    judges[stream.build] = f"the reference cannot be used: {error.message}"
+                    judges[stream.build] = _unusable(error)
             on_checked(done, len(wanted))
 
     def _outcome(
@@ -166,6 +166,10 @@ class RunChecker:
             end_token_ids=judge.end_token_ids,
             loops_void=self._rules.repetition_loop == "void",
         )
+
+
+def _unusable(error: KernarcError) -> str:
+    return f"the reference cannot be used: {error.message}" + (f"; {error.hint}" if error.hint else "")
 
 
 def _checked(streams: Sequence[StreamRecord], builds: Iterable[str]) -> list[StreamRecord]:

@@ -74,7 +74,7 @@ def test_a_structured_checkpoint_judges_by_its_known_output(
         assert outcome.verdict is (Verdict.FAIL if divergences else Verdict.PASS)
         assert (outcome.positions, outcome.divergences) == (16, divergences)
         assert outcome.reference == "known output of structured"
-    assert Reference.load(folder, device="cpu").logit_rows(PROMPT, right).__next__().argmax(-1).tolist() == right
+    assert next(Reference.load(folder, device="cpu").logit_rows(PROMPT, right)).argmax(-1).tolist() == right
 
 
 def test_other_checkpoints_have_no_known_output(
@@ -85,6 +85,24 @@ def test_other_checkpoints_have_no_known_output(
     [outcome] = checker.check(["a"], [make_stream("a", token_ids=tuple(output))], REQUESTS, ignore)
     assert outcome.verdict is Verdict.INCONCLUSIVE
     assert "has no known output" in outcome.reason
+    assert "check others with output_check.reference transformers" in outcome.reason
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04", b"half"])
+def test_a_structured_checkpoint_that_lost_its_known_output_is_to_be_made_again(
+    content: bytes | None, make_stream: MakeStream, made_up_manifest: RunManifest, tmp_path: Path
+) -> None:
+    """As one made before there was such a file, or one that was copied in part."""
+    folder = tmp_path / "structured"
+    write_structured_checkpoint("tiny", folder, seed=3)
+    (folder / "next_tokens.npy").unlink()
+    if content is not None:
+        (folder / "next_tokens.npy").write_bytes(content)
+    config = OutputCheckConfig(device="cpu", reference="known_output")
+    checker = RunChecker(with_models(made_up_manifest, folder), config, tmp_path / "cache")
+    [outcome] = checker.check(["a"], [make_stream("a", token_ids=(1, 2))], REQUESTS, ignore)
+    assert outcome.verdict is Verdict.INCONCLUSIVE
+    assert "delete the folder and make it again" in outcome.reason
 
 
 def test_endpoint_without_a_named_reference_is_inconclusive(
