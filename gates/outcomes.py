@@ -83,7 +83,7 @@ class EmittedToken(Record):
     position: int
     emitted: int
     preferred: int
-    gap: float | None  # logits; None where it is not a number
+    gap: float | None  # logits; None where it is not finite
 
 
 class OutputOutcome(Record):
@@ -103,7 +103,7 @@ class OutputOutcome(Record):
     matches: int = 0
     near_ties: int = 0
     divergences: int = 0
-    worst_gap: float | None = None  # logits; None without positions or where it is not a number
+    worst_gap: float | None = None  # logits; None without positions or where it is not finite
     match_rate: Rate | None = None
     near_tie_rate: Rate | None = None
     divergence_rate: Rate | None = None

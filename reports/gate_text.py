@@ -39,7 +39,7 @@ def print_checks(outcomes: Sequence[OutputOutcome], identities: Sequence[str], c
             loops = f"{count(len(outcome.repetition_loops))} outputs run in a repetition loop"
             console.print(f"  {loops}, first {outcome.repetition_loops[0]}", markup=False, soft_wrap=True)
         for token in outcome.worst:
-            gap = "not a number" if token.gap is None else f"{token.gap:.4g}"
+            gap = "not finite" if token.gap is None else f"{token.gap:.4g}"
             console.print(
                 f"  {token.request_id}, output token {token.position}: emitted {token.emitted}, "
                 f"the reference prefers {token.preferred}, gap {gap}",
