@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from .configfile import ConfigModel
 
@@ -11,6 +11,16 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Depth = Annotated[int, Field(ge=17, le=1_048_576)]  # a first block of 16 tokens, and something to read after it
 
 MAX_SPECULATIVE_TOKENS = 8
+
+
+def _number_or_all(value: object) -> object:
+    """Checked before the union is: of that each member would complain, under a name of pydantic's."""
+    if value == "all" or (type(value) is int and value >= 0):
+        return value
+    raise ValueError("expected all or at least 0 prompt positions")
+
+
+PromptPositions = Annotated[Annotated[int, Field(ge=0)] | Literal["all"], BeforeValidator(_number_or_all)]
 
 
 class ModelSource(ConfigModel):
@@ -39,8 +49,8 @@ class BuildConfig(ConfigModel):
     model: ModelSource | None = None  # None: the one the bench or gate names
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] | None = None
     draft_vocab: str | None = None  # kernarc only: file of the tokens to draft; "model": draft_vocab.json beside it
-    draft_window: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # kernarc only; None: its own default
-    draft_context: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # the same
+    draft_window: PromptPositions | None = None  # kernarc only; None: its own default
+    draft_context: PromptPositions | None = None  # the same
     device: Literal["auto", "cpu", "cuda"] = "auto"
     python: str | None = None  # interpreter that starts the engine; None: the engine's own
     pythonpath: tuple[str, ...] = ()  # put before everything else

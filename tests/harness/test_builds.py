@@ -1,5 +1,6 @@
 """What a build can be called, and what it becomes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,14 @@ def test_what_drafts_read_of_a_prompt_is_passed_on(tmp_path: Path, key: str, opt
     assert option not in engine_of(resolve_build("kernarc"), 100).command(tmp_path, 8000)
     for content, said in (
         (f"engine: vllm\n{key}: 64\n", f"'{key}' belongs to engine 'kernarc'"),
-        (f"engine: kernarc\n{key}: -1\n", key),
-        (f"engine: kernarc\n{key}: some\n", key),
+        (f"engine: kernarc\n{key}: -1\n", f"'{key}': expected all or at least 0 prompt positions, got -1$"),
+        (f"engine: kernarc\n{key}: some\n", f"'{key}': expected all or at least 0 prompt positions, got 'some'$"),
+        (f"engine: kernarc\n{key}: true\n", f"'{key}': expected all or at least 0 prompt positions, got True$"),
     ):
         path.write_text(content)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError) as refusal:
             resolve_build(str(path))
+        assert re.search(said, refusal.value.message)
 
 
 @pytest.mark.parametrize(
