@@ -71,6 +71,7 @@ def most_drafts(config: ModelConfig, device: torch.device) -> int:
         (hidden, attention),
         (2 * inner, hidden),
         (hidden, inner),
+        *([(hidden, 2 * hidden)] if config.has_mtp else []),  # mtp.fc
     ]
     major, minor = torch.cuda.get_device_capability(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -18,6 +18,8 @@ from kernarc.decoder.cuda_limits import (
 )
 from kernarc.decoder.cuda_session import warm_up_length
 from kernarc.decoder.errors import DecoderError
+from kernarc.decoder.kernels.linear_shape import shape_of
+from kernarc.decoder.kernels.packing import PackedLinear
 from kernarc.decoder.shapes import read_shape
 from kernarc.decoder.weights import Checkpoint
 
@@ -79,6 +81,19 @@ def test_drafts_that_the_card_holds(
     if drafts < 8:
         with pytest.raises(DecoderError, match="verifies 9 rows, more than this model's widest product holds on A100"):
             check_drafts(8, config, CARD)
+
+
+def test_the_head_that_drafts_must_fit_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fc reads two hidden states a row: more columns of x than any layer's product where the MLP is narrow."""
+    narrow = {"hidden_size": 8192, "intermediate_size": 12_288}
+    config = dataclasses.replace(ModelConfig.from_dict(read_shape("27b")), **narrow)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=108))
+    fc = PackedLinear(torch.empty(0), torch.empty(1), None, n=8192, k=2 * 8192)
+    rows = most_drafts(config, CARD) + 1
+    assert shape_of(fc, rows, 108, 80).m == rows
+    with pytest.raises(DecoderError, match="use fewer draft tokens"):
+        shape_of(fc, rows + 1, 108, 80)
 
 
 def test_memory_is_counted_from_the_headers(
