@@ -13,7 +13,7 @@ import click
 import torch
 
 from ..config import FULL_ATTENTION, ModelConfig
-from ..draft_context import WHOLE_PROMPT, DraftReading, first_position, resolve_reading
+from ..draft_context import NOTHING, WHOLE_PROMPT, DraftReading, first_position, resolve_reading
 from .library import load_library
 
 GDN_CHUNK = 32  # CHUNK of delta_rule.h
@@ -134,7 +134,7 @@ def main(
 ) -> None:
     """Floors of MODEL on this CPU."""
     config, library = ModelConfig.from_directory(model), load_library()
-    reading = resolve_reading(draft_window, draft_context, "cpu", config)
+    reading = resolve_reading(draft_window, draft_context, "cpu", config) if drafts else NOTHING
     one, together = library.kernarc_measure_arithmetic(1), library.kernarc_measure_arithmetic(threads)
     click.echo(f"fp32 arithmetic: {one:.0f} GFLOP/s on 1 thread, {together:.0f} on {threads}")
     click.echo(f"torch {torch.__version__} matmul: {torch_gflops(1):.0f} and {torch_gflops(threads):.0f} GFLOP/s")

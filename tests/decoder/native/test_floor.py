@@ -76,3 +76,13 @@ def test_command_line(base_checkpoint: RandomCheckpoint, threads: str) -> None:
     result = CliRunner().invoke(main, [str(base_checkpoint.path), "--depths", "5,33", "--threads", threads])
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.output.splitlines()[2:]] == ["5:", "prefill", "33:", "prefill"]
+
+
+def test_without_drafts_only_a_prompt_s_last_position_is_finished(base_checkpoint: RandomCheckpoint) -> None:
+    require_compiler()
+    arguments = [str(base_checkpoint.path), "--depths", "1000"]
+    none, least, usual = (
+        CliRunner().invoke(main, [*arguments, *more]).output.split("GFLOP (")[1]
+        for more in (["--num-speculative-tokens", "0"], ["--draft-window", "0"], [])
+    )
+    assert none == least != usual
