@@ -13,14 +13,15 @@
 // more do not arrive sooner, but whatever else an SM asks of L2 (parts, x) queues behind them. The ring is deeper than
 // that, since warps drift apart.
 // Overlap. A CTA lets the next kernel start as soon as it runs itself (later was measured slower: the launch takes longer
-// than a tail). What does not depend on the previous kernel comes before the wait for it: the ring and the scales.
+// than a tail); NEXT_READS_X: once x is complete, for a next kernel that reads x before its own wait. What does not depend
+// on the previous kernel comes before the wait for it: the ring and the scales.
 // Norm. RMSNorm before the product is x * rstd * (1 + w): whoever made x has multiplied by (1 + w) * X_SCALE in fp16, and
 // rstd, one number a row, is multiplied into the finished sum.
 //
 // Compile-time: N (weight rows), TILES, CHUNKS (a tile), K, KB (scale blocks a row), M (rows of x), CTAS, FP8 (8 bits under
 // scales, int8 where INT8; else bf16),
 // SCALES (0 one scale a chunk, 1 one each for rows 0..7 and 8..15 of a unit, 2 one each for every half unit),
-// X_TYPE and OUT_TYPE (0 fp16, 1 bf16, 2 fp32), NORM, EPILOGUE, DEPTH, SLOTS, IN_FLIGHT.
+// X_TYPE and OUT_TYPE (0 fp16, 1 bf16, 2 fp32), NORM, EPILOGUE, NEXT_READS_X, DEPTH, SLOTS, IN_FLIGHT.
 #define BULK (__CUDA_ARCH__ >= 900)
 #define X_SCALE 0.0625f  // exact; keeps un-normalised activations up to a million inside fp16
 typedef unsigned int u32;

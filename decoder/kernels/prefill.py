@@ -1,7 +1,7 @@
 """The small kernels of prefill: SwiGLU, norms, merged and gated attention, each in the format the next product reads.
 
-Where that is FP8 (fp8_rows.py) the values are quantised before they leave the registers: as a kernel of its own that
-reads and writes three bytes a value more.
+Where that is FP8 (fp8_rows.py) the values are quantised before they leave the registers: a kernel of its own would read
+and write three bytes a value more.
 """
 
 from collections.abc import Callable
