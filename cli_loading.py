@@ -51,7 +51,7 @@ def loading_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--quantize", type=click.Choice(["fp8"]), help="On a card: bf16 linears become FP8 as they load."),
         click.option(
             "--prefill-dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True,
-            help="On a card: products that read the prompt.",
+            help="On a card: products that read the prompt; fp8 from 1,024 tokens a pass on.",
         ),
     )  # fmt: skip
     for option in reversed(options):

@@ -11,16 +11,18 @@ from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
 from .kernels.linear_shape import most_rows
+from .kernels.nvrtc import arch_of
 from .weights import Checkpoint, is_fp8_linear
 
 MIN_CAPABILITY = (8, 0)
+MIN_SHARED_BYTES = 163 * 1024  # a block's; sm_86, sm_89 and sm_120 have 99 KiB
 MAX_DRAFTS = 8
 _RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
 _DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 
 
 def check_card(device: torch.device) -> None:
-    """Raise DecoderError unless `device` is a CUDA card of compute capability 8.0 or later."""
+    """Raise DecoderError unless `device` is a CUDA card of capability 8.0 or later with A100's shared memory."""
     if not torch.cuda.is_available():
         raise DecoderError(
             "no CUDA card is available to this Python",
@@ -31,6 +33,14 @@ def check_card(device: torch.device) -> None:
         name = torch.cuda.get_device_name(device)
         raise DecoderError(
             f"{name} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0 (A100) or later",
+            "Use --device cpu or another card.",
+        )
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", MIN_SHARED_BYTES)  # older torch does not tell
+    if shared < MIN_SHARED_BYTES:
+        raise DecoderError(
+            f"{torch.cuda.get_device_name(device)} has {shared // 1024} KiB of shared memory a block, the kernels need "
+            f"{MIN_SHARED_BYTES // 1024} (A100, H100, H200)",
             "Use --device cpu or another card.",
         )
 
@@ -73,9 +83,8 @@ def most_drafts(config: ModelConfig, device: torch.device) -> int:
         (hidden, inner),
         *([(hidden, 2 * hidden)] if config.has_mtp else []),  # mtp.fc
     ]
-    major, minor = torch.cuda.get_device_capability(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return most_rows(sizes, MAX_DRAFTS + 1, processors, 10 * major + minor) - 1
+    return most_rows(sizes, MAX_DRAFTS + 1, processors, arch_of(device)) - 1
 
 
 def check_drafts(num_drafts: int, config: ModelConfig, device: torch.device) -> None:

@@ -24,6 +24,7 @@ SAMPLES = 16
 SAMPLE_BYTES = 2**20
 TELL_EVERY_S = 10.0
 _MAKING = ".making-"
+FORMAT = 2  # of a structured checkpoint; raised when `model synth` writes other files, so that an old one is made anew
 
 Notify = Callable[[str], None]
 
@@ -124,7 +125,7 @@ def synthetic_folder(source: ModelSource) -> Path:
             raise ConfigError(f"cannot read the shape {shape}: {error}", "name tiny, 27b, or a config.json") from error
     fp8 = "-fp8" if source.fp8 else ""
     emitted = "" if source.emitted is None else f"-e{source.emitted}"
-    return cache_folder("models", f"{name}-a{source.acceptance:g}{emitted}{fp8}-v{__version__}")
+    return cache_folder("models", f"{name}-a{source.acceptance:g}{emitted}{fp8}-v{__version__}-{FORMAT}")
 
 
 def _make(source: ModelSource, path: Path, notify: Notify) -> None:

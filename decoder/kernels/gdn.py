@@ -16,7 +16,7 @@ from .gdn_prepare import GdnCache, GdnWeights, conv_naive, gates_naive
 from .gdn_verify import delta_rule_naive, gated_norm_naive
 from .launch import LENGTH, MAX_ROWS, RING, STATE_LENGTH
 from .linear import X_SCALE
-from .nvrtc import CudaKernel, kernel
+from .nvrtc import CudaKernel, arch_of, kernel
 
 SOURCE = Path(__file__).with_name("gdn.cu")
 CTA_COLUMNS = 64  # of a head's state on sm_90; the CTAs of a head form a cluster
@@ -71,7 +71,7 @@ def gdn_step_naive(
 
 def gdn_step_fits(key_dim: int, value_dim: int, device: torch.device) -> bool:
     """Whether gdn_step is what a step should use: on a CPU its twin, on a card from sm_90 on (no other has run it)."""
-    if device.type == "cuda" and _arch(device) < 90:
+    if device.type == "cuda" and arch_of(device) < 90:
         return False
     return key_dim <= MAX_KEY_DIM and value_dim <= MAX_VALUE_DIM
 
@@ -113,7 +113,7 @@ def gdn_step(
         gdn_step_naive(rows, x, sumsq, weights, cache, eps, positions, out)
         return
     _check_types(rows, x, weights)
-    arch = _arch(rows.device)
+    arch = arch_of(rows.device)
     columns = CTA_COLUMNS if arch >= 90 else cache.state.shape[2]  # clusters came with sm_90
     made = definitions(len(rows), rows.stride(0), x.shape[1], weights, cache, columns)
     made["GATES_EARLY"] = int(x_is_here)
@@ -175,12 +175,6 @@ def arguments_of(
         cache.state, cache.raw, cache.k, cache.v, cache.decay, cache.beta, positions, out,
     )  # fmt: skip
     return _Arguments(*(tensor.data_ptr() for tensor in tensors), eps, cache.state.shape[1] ** -0.5)
-
-
-@cache
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DecoderError
-from .nvrtc import CudaKernel, kernel
+from .nvrtc import CudaKernel, arch_of, kernel
 
 CONV_SOURCE = Path(__file__).with_name("gdn_conv.cu")
 CONV_COLUMNS = 1024
@@ -147,7 +147,7 @@ def delta_rule_cuda(
     tensors = *inputs, u, w, scores, decays, state, out
     arguments = _Arguments(*(tensor.data_ptr() for tensor in tensors), num_rows)
     run = run or partial(_launch, q.device)
-    arch = arch or _arch(q.device)
+    arch = arch or arch_of(q.device)
     chunk, walk = (definitions(shape, walk=walk, arch=arch) for walk in (False, True))
     run(SOURCE, "chunk", chunk, arguments, chunks * key_heads)
     run(SOURCE, "walk", walk, arguments, heads * value_dim // walk["VB"])
@@ -182,14 +182,8 @@ def _launch(
     device: torch.device, source: Path, name: str, made: dict[str, int], arguments: ctypes.Structure, ctas: int
 ) -> None:
     stream = torch.cuda.current_stream(device).cuda_stream
-    launcher = _kernel(source, name, tuple(sorted(made.items())), _arch(device))
+    launcher = _kernel(source, name, tuple(sorted(made.items())), arch_of(device))
     launcher.launch(ctas, made["THREADS"], arguments, stream, overlap=False)
-
-
-@cache
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
 
 
 @cache

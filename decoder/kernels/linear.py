@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import DecoderError
 from .linear_shape import Epilogue, Shape, Variant, shape_of, slots
-from .nvrtc import CudaKernel, kernel
+from .nvrtc import CudaKernel, arch_of, kernel
 from .packing import PackedLinear, unpack
 
 X_SCALE = 1 / 16  # keeps un-normalised activations up to a million inside fp16; a power of two, so exact
@@ -100,7 +100,7 @@ def linear(
         out = residual.x
     elif out is None:
         out = _empty_output(x, packed, epilogue)
-    arch = _arch(x.device)
+    arch = arch_of(x.device)
     variant = Variant(_X_TYPES[x.dtype], norm is not None, epilogue, _X_TYPES.get(out.dtype, 0), next_reads_x)
     shape = shape_of(packed, x.shape[0], workspace.processors, arch)
     _kernel(shape, variant, arch).launch(
@@ -156,12 +156,6 @@ def _arguments(
     tensors += [residual.stream, residual.sumsq, residual.next_norm] if residual else [None, None, None]
     tensors += [workspace.scratch, workspace.candidates, workspace.counter]
     return _Arguments(*(None if t is None else t.data_ptr() for t in tensors), norm.eps if norm else 0.0)
-
-
-@cache
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 @cache

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import DecoderError
 
 
@@ -106,6 +108,13 @@ class CudaKernel:
 def kernel(path: Path, name: str, arch: int, shared_bytes: int, defines: tuple[tuple[str, int], ...]) -> CudaKernel:
     """The kernel `name` of the CUDA source at `path` for these definitions, compiled and loaded once a process."""
     return CudaKernel.load(cached_cubin(path.read_text(), arch, dict(defines)), name, shared_bytes)
+
+
+@cache
+def arch_of(device: torch.device) -> int:
+    """90 for sm_90."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def _check(error: Any, what: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import DecoderError
-from .nvrtc import CudaKernel, kernel
+from .nvrtc import CudaKernel, arch_of, kernel
 from .packing import PackedLinear, unpack
 
 SOURCE = Path(__file__).with_name("unpack.cu")
@@ -36,7 +36,7 @@ def unpack_into(packed: PackedLinear, out: torch.Tensor) -> torch.Tensor:
     if not out.is_cuda:
         dense.copy_(unpack_bytes(packed) if out.dtype == torch.uint8 else unpack(packed))
         return dense
-    arch = _arch(out.device)
+    arch = arch_of(out.device)
     made = tuple(sorted(definitions(packed, out.dtype).items()))
     stream = torch.cuda.current_stream(out.device).cuda_stream
     _kernel(made, arch).launch(
@@ -68,12 +68,6 @@ def arguments_of(packed: PackedLinear, dense: torch.Tensor) -> ctypes.Structure:
     tensors = (packed.weights, packed.scales, packed.scale_rows, dense)
     addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
     return _Arguments(*addresses, packed.n, packed.k, packed.chunks)
-
-
-@cache
-def _arch(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
 
 
 @cache

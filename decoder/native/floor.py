@@ -126,8 +126,14 @@ def torch_gflops(threads: int) -> float:
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096", show_default=True)
 @click.option("--num-speculative-tokens", "drafts", default=3, show_default=True, type=click.IntRange(0, 8))
-@click.option("--draft-window", type=click.IntRange(0), help="Last positions of a prompt that drafts read.")
-@click.option("--draft-context", type=click.IntRange(0), help="Of these, how many are finished.")
+@click.option(
+    "--draft-window",
+    type=click.IntRange(0),
+    help="Last positions of a prompt that drafts read; a large number for all.",
+)
+@click.option(
+    "--draft-context", type=click.IntRange(0), help="Of these, how many are finished; a large number for all."
+)
 @click.option("--threads", default=torch.get_num_threads(), show_default=True, type=click.IntRange(1))
 def main(
     model: str, depths: str, drafts: int, draft_window: int | None, draft_context: int | None, threads: int

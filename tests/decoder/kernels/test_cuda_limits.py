@@ -49,6 +49,19 @@ def test_an_old_card_is_named_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch
         check_card(CARD)
 
 
+def test_a_card_with_too_little_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = [99 * 1024]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
+    properties = lambda device: SimpleNamespace(shared_memory_per_block_optin=shared[0])  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    with pytest.raises(DecoderError, match="L40S has 99 KiB of shared memory a block, the kernels need 163"):
+        check_card(CARD)
+    shared[0] = 163 * 1024
+    check_card(CARD)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
