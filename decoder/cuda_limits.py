@@ -11,7 +11,6 @@ from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
 from .kernels.linear_shape import most_rows
-from .kernels.nvrtc import arch_of
 from .weights import Checkpoint, is_fp8_linear
 
 MIN_CAPABILITY = (8, 0)
@@ -83,8 +82,9 @@ def most_drafts(config: ModelConfig, device: torch.device) -> int:
         (hidden, inner),
         *([(hidden, 2 * hidden)] if config.has_mtp else []),  # mtp.fc
     ]
+    major, minor = torch.cuda.get_device_capability(device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return most_rows(sizes, MAX_DRAFTS + 1, processors, arch_of(device)) - 1
+    return most_rows(sizes, MAX_DRAFTS + 1, processors, 10 * major + minor) - 1
 
 
 def check_drafts(num_drafts: int, config: ModelConfig, device: torch.device) -> None:
