@@ -122,11 +122,10 @@ def _draw_columns(axes: Axes, table: SpeedTable) -> None:
             markeredgewidth=1.5, zorder=10 + order, label=column.label,
         )  # fmt: skip
         for cell in cells:
-            speed, interval = cell.tokens_per_second or 0.0, cell.tokens_per_second_interval
-            if interval is not None:
-                reach = [[max(speed - interval[0], 0.0)], [max(interval[1] - speed, 0.0)]]
+            if cell.tokens_per_second_interval is not None:
                 axes.errorbar(
-                    [_place_of(axes, table, cell)], [speed], yerr=reach, color=stroke.colour, elinewidth=1.2,
+                    [_place_of(axes, table, cell)], [cell.tokens_per_second or 0.0],
+                    yerr=[[reach] for reach in cell.tokens_per_second_reach], color=stroke.colour, elinewidth=1.2,
                     capsize=4, capthick=1.2, fmt="none", zorder=9,
                 )  # fmt: skip
 
@@ -137,10 +136,10 @@ def _draw_values(axes: Axes, table: SpeedTable) -> None:
     points_a_token = AXES_POINTS[1] / axes.get_ylim()[1]
     spots = []
     for cell, speed in shown:
-        low, high = cell.tokens_per_second_interval or (speed, speed)
+        down, up = cell.tokens_per_second_reach
         x, y = _in_points(axes, _place_of(axes, table, cell), speed)
         width = len(fmt.tokens_per_second(speed)) * VALUE_POINTS * 0.68
-        spots.append(Spot(x, y, width, (high - speed) * points_a_token, (speed - low) * points_a_token))
+        spots.append(Spot(x, y, width, up * points_a_token, down * points_a_token))
     bounds = (-20.0, -20.0, AXES_POINTS[0] + 15, AXES_POINTS[1])
     placements = place(spots, height=VALUE_POINTS * 1.3, bounds=bounds)
     for (cell, speed), spot, placement in zip(shown, spots, placements, strict=True):

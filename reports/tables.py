@@ -63,6 +63,14 @@ class SpeedCell:
             return None
         return tokens_per_second(self.tpot.high), tokens_per_second(self.tpot.low)
 
+    @property
+    def tokens_per_second_reach(self) -> tuple[float, float]:
+        """How far that interval goes below and above the speed; 0 where there is none."""
+        if self.tokens_per_second is None or self.tokens_per_second_interval is None:
+            return 0.0, 0.0
+        low, high = self.tokens_per_second_interval
+        return max(self.tokens_per_second - low, 0.0), max(high - self.tokens_per_second, 0.0)
+
 
 @dataclass(frozen=True)
 class GeometricMean:

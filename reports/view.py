@@ -196,9 +196,8 @@ def _all_series(table: SpeedTable, xs: dict[int, float], y_scale: float, paper: 
     labels = [fmt.tokens_per_second(cell.tokens_per_second) for _, cell, _, _ in shown]
     spots = []
     for (_, cell, x, y), label in zip(shown, labels, strict=True):
-        speed = cell.tokens_per_second or 0.0
-        slow, fast = cell.tokens_per_second_interval or (speed, speed)
-        spots.append(Spot(x, y, len(label) * paper.character, (fast - speed) * y_scale, (speed - slow) * y_scale))
+        down, up = cell.tokens_per_second_reach
+        spots.append(Spot(x, y, len(label) * paper.character, up * y_scale, down * y_scale))
     bounds = (float(paper.left), 0.0, float(paper.width), float(paper.y_end))
     placements = place(spots, height=LABEL_HEIGHT, bounds=bounds)
     points: dict[int, list[Point]] = {}
