@@ -19,6 +19,7 @@ from .errors import DecoderError
 from .generate import Decoder
 from .native.build import NativeUnavailableError
 from .native.session import NativeSession
+from .reading_options import reading_options
 from .session import TorchSession
 
 WARM_UP_STEPS = 5
@@ -153,14 +154,7 @@ def _sessions(model: str, paths: str, **options: int | None) -> list[tuple[CpuSe
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096,8192", show_default=True, help="Prompt lengths in tokens.")
 @click.option("--num-speculative-tokens", default=3, show_default=True, type=click.IntRange(0, 8))
-@click.option(
-    "--draft-window",
-    type=click.IntRange(0),
-    help="Last positions of a prompt that drafts read; a large number for all.",
-)
-@click.option(
-    "--draft-context", type=click.IntRange(0), help="Of these, how many are finished; a large number for all."
-)
+@reading_options
 @click.option("--steps", default=100, show_default=True, type=click.IntRange(min=10), help="Steps a figure.")
 @click.option("--threads", type=click.IntRange(min=1), help="PyTorch threads; its own choice unless given.")
 @click.option("--path", "paths", type=click.Choice(["both", "native", "plain"]), default="both", show_default=True)

@@ -11,10 +11,11 @@ from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
 from .kernels.linear_shape import most_rows
+from .kernels.nvrtc import SHARED_LIMIT_BYTES
 from .weights import Checkpoint, is_fp8_linear
 
 MIN_CAPABILITY = (8, 0)
-MIN_SHARED_BYTES = 163 * 1024  # a block's; sm_86, sm_89 and sm_120 have 99 KiB
+MIN_SHARED_BYTES = SHARED_LIMIT_BYTES[80]  # sm_86, sm_89 and sm_120 have 99 KiB
 MAX_DRAFTS = 8
 _RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
 _DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}

@@ -136,8 +136,9 @@ class Prefill:
         layers = self.weights.layers
         stream = self.weights.embedding[token_ids].float()
         normed = Normed(self._normed(stream, layers[0].in_norm), None)
-        following: list[LayerWeights | None] = [*layers[1:], None]
-        for layer, cache, next_layer in zip(layers, self.state.layers, following, strict=True):
+        next_norms = [*(layer.in_norm for layer in layers[1:]), self.weights.norm]
+        next_mixers = [*(layer.mixer for layer in layers[1:]), None]
+        for layer, cache, norm, mixer in zip(layers, self.state.layers, next_norms, next_mixers, strict=True):
             if isinstance(layer.mixer, GdnMixer):
                 assert isinstance(cache, GdnCache)
                 mixed = self._gated_delta_net(normed, layer.mixer, cache, start)
@@ -145,15 +146,10 @@ class Prefill:
                 assert isinstance(cache, AttentionCache)
                 mixed = self._attention(normed.for_product, layer.mixer, cache, start)
             normed = self._add_norm(stream, self._product(mixed, layer.mixer.out), layer.mlp_norm, layer.gate_up)
-            mlp = self._mlp(normed.for_product, layer)
-            if next_layer is None:
-                return self._add_norm(stream, mlp, self.weights.norm, None).for_gates
-            mixer = next_layer.mixer
-            if isinstance(mixer, GdnMixer):
-                normed = self._add_norm(stream, mlp, next_layer.in_norm, mixer.qkvz, with_wide=True)
-            else:
-                normed = self._add_norm(stream, mlp, next_layer.in_norm, mixer.qkv)
-        raise AssertionError("a model has layers")
+            has_gates = isinstance(mixer, GdnMixer)
+            reader = None if mixer is None else mixer.qkvz if isinstance(mixer, GdnMixer) else mixer.qkv
+            normed = self._add_norm(stream, self._mlp(normed.for_product, layer), norm, reader, with_wide=has_gates)
+        return normed.for_gates
 
     def _add_norm(
         self, stream: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, reader: PackedLinear | None,

@@ -31,8 +31,8 @@ from . import (
 )
 from .launch import Launch, Prefetch
 from .linear import Residual
+from .nvrtc import SHARED_LIMIT_BYTES
 
-SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 ROW_COUNTS = (1, 4, 9, 16)
 _OPTIONS = ("num_warps", "num_stages", "launch_pdl", "num_ctas")
 _TYPES = {

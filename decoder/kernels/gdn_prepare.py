@@ -18,8 +18,15 @@ def gates_naive(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Twin of the gates: normed x [R, D], w_b and w_a [H, D] → (decay e^g, beta), each fp32 [R, H]."""
     b, a = (x.float() @ w.float().T for w in (w_b, w_a))
-    g = -torch.exp(a_log.float()) * torch.nn.functional.softplus(a + dt_bias.float())
-    return torch.exp(g), torch.sigmoid(b)
+    g, beta = log_gates_naive(b, a, a_log.float(), dt_bias.float())
+    return torch.exp(g), beta
+
+
+def log_gates_naive(
+    b: torch.Tensor, a: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """b and a [R, H], the gates' products; a_log and dt_bias [H] → (log decay g, beta), each [R, H]."""
+    return -torch.exp(a_log) * torch.nn.functional.softplus(a + dt_bias), torch.sigmoid(b)
 
 
 def conv_naive(history: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -32,8 +39,10 @@ def conv_naive(history: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), linear where e^x would overflow."""
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    """max(x, 0) + ln(1 + e^-|x|), this by its series where 1 + e would round: an error grows with every token."""
+    e = tl.exp(-tl.abs(x))
+    series = e * (1.0 - e * (0.5 - e * (1.0 / 3.0 - e * 0.25)))
+    return tl.maximum(x, 0.0) + tl.where(e < 1.0 / 64.0, series, tl.log(1.0 + e))
 
 
 @triton.jit

@@ -8,13 +8,13 @@ from functools import cache
 import torch
 
 from ..errors import DecoderError
+from .nvrtc import SHARED_LIMIT_BYTES
 from .packing import BLOCK, PackedLinear
 
 THREADS = 512
 STAGE_BYTES = 16 * 1024
 MAX_DEPTH = 10  # stages of the ring
 IN_FLIGHT = 3  # of them under way at a time on sm_90; see linear.cu
-SHARED_LIMIT_BYTES = 227 * 1024  # a CTA on sm_90; 163 KiB on sm_80
 
 
 class Epilogue(IntEnum):
@@ -64,7 +64,7 @@ class Shape:
     @property
     def is_bulk(self) -> bool:
         """Whether a warp of its own fills the ring by bulk copies (sm_90)."""
-        return self.shared_limit_bytes == SHARED_LIMIT_BYTES
+        return self.shared_limit_bytes == SHARED_LIMIT_BYTES[90]
 
     @property
     def threads(self) -> int:
@@ -111,7 +111,7 @@ def shape_of(packed: PackedLinear, m: int, processors: int, arch: int) -> Shape:
     ctas = min(processors, total)
     if (total + 1) * ctas >= 2**32:
         raise DecoderError(f"linear: {packed.n}×{packed.k} is too large", "index arithmetic is 32 bits wide")
-    limit = SHARED_LIMIT_BYTES if arch >= 90 else 163 * 1024
+    limit = SHARED_LIMIT_BYTES[90 if arch >= 90 else 80]
     shape = Shape(
         packed.n,
         packed.k,

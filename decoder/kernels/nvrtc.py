@@ -16,6 +16,8 @@ import torch
 
 from ..errors import DecoderError
 
+SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # a block's, on an A100 and on an H100 or H200
+
 
 def _cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

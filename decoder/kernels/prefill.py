@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from .fp8_rows import Fp8Rows, store_fp8
+from .gdn_prepare import log_gates_naive, softplus
 from .packing import BLOCK
 
 SWIGLU_BLOCKS = 8  # of 128 columns, a program
@@ -145,11 +146,7 @@ def gates_kernel(p_ba, p_a_log, p_dt_bias, p_g, p_beta, elements, H: tl.constexp
     b = tl.load(p_ba + row * 2 * H + head, mask=inside, other=0.0).to(tl.float32)
     a = tl.load(p_ba + row * 2 * H + H + head, mask=inside, other=0.0).to(tl.float32)
     a += tl.load(p_dt_bias + head, mask=inside, other=0.0)
-    # softplus: max(a, 0) + ln(1 + e^-|a|), this by its series where 1 + e would round: an error grows with every token
-    e = tl.exp(-tl.abs(a))
-    series = e * (1.0 - e * (0.5 - e * (1.0 / 3.0 - e * 0.25)))
-    softplus = tl.maximum(a, 0.0) + tl.where(e < 1.0 / 64.0, series, tl.log(1.0 + e))
-    g = -tl.exp(tl.load(p_a_log + head, mask=inside, other=0.0)) * softplus
+    g = -tl.exp(tl.load(p_a_log + head, mask=inside, other=0.0)) * softplus(a)
     tl.store(p_g + place, g, mask=inside)
     tl.store(p_beta + place, 1.0 / (1.0 + tl.exp(-b)), mask=inside)
 
@@ -169,7 +166,7 @@ def prompt_gates_naive(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Twin."""
     b, a = ba.float().chunk(2, 1)
-    return -a_log.exp() * torch.nn.functional.softplus(a + dt_bias), b.sigmoid()
+    return log_gates_naive(b, a, a_log, dt_bias)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -48,10 +49,7 @@ def unpack_into(packed: PackedLinear, out: torch.Tensor) -> torch.Tensor:
 def unpack_bytes(packed: PackedLinear) -> torch.Tensor:
     """Twin: the e4m3 bytes uint8 [N, K] of FP8 weights."""
     assert packed.scales is not None, "bf16 weights have no e4m3 bytes"
-    unscaled = PackedLinear(
-        packed.weights, torch.ones_like(packed.scales), packed.scale_rows, packed.n, packed.k,
-        interleaved=packed.interleaved,
-    )  # fmt: skip
+    unscaled = replace(packed, scales=torch.ones_like(packed.scales))
     return unpack(unscaled).to(torch.float8_e4m3fn).view(torch.uint8)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ..config import FULL_ATTENTION, ModelConfig
 from ..draft_context import NOTHING, WHOLE_PROMPT, DraftReading, first_position, resolve_reading
+from ..reading_options import reading_options
 from .library import load_library
 
 GDN_CHUNK = 32  # CHUNK of delta_rule.h
@@ -126,14 +127,7 @@ def torch_gflops(threads: int) -> float:
 @click.argument("model", type=click.Path(exists=True, file_okay=False))
 @click.option("--depths", default="128,1024,4096", show_default=True)
 @click.option("--num-speculative-tokens", "drafts", default=3, show_default=True, type=click.IntRange(0, 8))
-@click.option(
-    "--draft-window",
-    type=click.IntRange(0),
-    help="Last positions of a prompt that drafts read; a large number for all.",
-)
-@click.option(
-    "--draft-context", type=click.IntRange(0), help="Of these, how many are finished; a large number for all."
-)
+@reading_options
 @click.option("--threads", default=torch.get_num_threads(), show_default=True, type=click.IntRange(1))
 def main(
     model: str, depths: str, drafts: int, draft_window: int | None, draft_context: int | None, threads: int

@@ -27,19 +27,14 @@ from kernarc.decoder.kernels.gdn_prefill_cuda import (
 )
 from kernarc.decoder.kernels.gdn_prepare import conv_naive
 from kernarc.decoder.kernels.gdn_verify import delta_rule_naive
-from kernarc.decoder.kernels.nvrtc import compile_cubin
+from kernarc.decoder.kernels.nvrtc import SHARED_LIMIT_BYTES, compile_cubin
 
 from .emulator import COMPILER, emulate
+from .errors import relative_error
 
 HEADS, KEY_HEADS, DIM, TAPS = 2, 1, 16, 4
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
 Result = TypeVar("Result")
-SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-
-
-def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """‖actual − expected‖ / ‖expected‖; NaN never compares small."""
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def poisoned(form: Form) -> Form:
@@ -119,8 +114,8 @@ def test_pieces_equal_token_by_token(lengths: list[int], repeated_keys: bool, fo
     expected, final = delta_rule_naive(
         q * DIM**-0.5, k, v.view(total, HEADS, DIM), g.exp(), beta, torch.zeros_like(state)
     )
-    assert relative(torch.cat(pieces), expected) < 3e-3
-    assert relative(state, final) < 3e-3
+    assert relative_error(torch.cat(pieces), expected) < 3e-3
+    assert relative_error(state, final) < 3e-3
 
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -165,8 +160,8 @@ def test_every_shape_and_length(shape: tuple[int, int, int, int], length: int, b
     inputs = random_inputs(length, shape, device)
     expected, final = exact(inputs)
     out = by_hand.delta_rule(*inputs)
-    assert relative(out, expected) < 1e-3
-    assert relative(inputs[-1], final) < 1e-3
+    assert relative_error(out, expected) < 1e-3
+    assert relative_error(inputs[-1], final) < 1e-3
 
 
 @pytest.mark.parametrize("log_decay", [0.0, -1e-3, -30.0])
@@ -177,8 +172,8 @@ def test_one_key_over_and_over(log_decay: float, by_hand: Form, device: str) -> 
     q[:], k[:], g[:], beta[:] = q[:1].clone(), k[:1].clone(), log_decay, 1.0
     expected, final = exact(inputs)
     out = by_hand.delta_rule(*inputs)
-    assert relative(out, expected) < 3e-3
-    assert relative(state, final) < 3e-3
+    assert relative_error(out, expected) < 3e-3
+    assert relative_error(state, final) < 3e-3
 
 
 def test_two_runs_are_equal_to_the_bit(by_hand: Form, device: str) -> None:
@@ -225,8 +220,8 @@ def test_rows_that_the_convolution_does_not_read_go_to_triton(kind: str, by_hand
     g, beta = -torch.rand(40, HEADS, device=device), torch.rand(40, HEADS, device=device)
     states = [torch.zeros(HEADS, DIM, DIM, device=device) for _ in range(2)]
     outs = [gdn_prefill(rows, raw, conv, g, beta, s, 0, f) for s, f in zip(states, (by_hand, TRITON), strict=True)]
-    assert relative(outs[0], outs[1]) < 3e-3
-    assert relative(states[0], states[1]) < 3e-3
+    assert relative_error(outs[0], outs[1]) < 3e-3
+    assert relative_error(states[0], states[1]) < 3e-3
 
 
 def test_a_wrong_delta_rule_is_noticed(form: Form, device: str) -> None:

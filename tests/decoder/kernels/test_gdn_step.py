@@ -18,6 +18,7 @@ from kernarc.decoder.kernels.norm import rms_norm_naive
 from kernarc.decoder.kernels.nvrtc import compile_cubin
 
 from .emulator import COMPILER, emulate
+from .errors import relative_error
 
 HALF, EPS, TAPS = torch.float16, 1e-6, 4
 Step = Callable[..., None]
@@ -134,11 +135,6 @@ def step(request: pytest.FixtureRequest, folder: Path) -> Step:
         emulate(SOURCE, "gdn", made, arguments, folder, grid=ctas, together=made["SPLIT"])
 
     return emulated
-
-
-def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """‖value − truth‖ / ‖truth‖; NaN never compares small."""
-    return ((value.double() - truth.double()).norm() / truth.double().norm()).item()
 
 
 PATTERNS = {

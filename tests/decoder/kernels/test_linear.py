@@ -21,6 +21,8 @@ from kernarc.decoder.kernels.linear_shape import Epilogue, Shape, Variant, shape
 from kernarc.decoder.kernels.nvrtc import compile_cubin
 from kernarc.decoder.kernels.packing import PackedLinear, pack_bf16, pack_fp8, unpack
 
+from .errors import relative_error
+
 SHAPES_27B = {  # name: (N, K, scale mode, interleaved)
     "gate_up": (34816, 5120, 1, True),
     "down": (5120, 17408, 0, False),
@@ -42,11 +44,6 @@ def dequantised(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """W[i, j] · scale[i // 128, j // 128], element by element."""
     rows, columns = torch.arange(weight.shape[0]) // 128, torch.arange(weight.shape[1]) // 128
     return weight.float() * scale.float()[rows.to(scale.device)][:, columns.to(scale.device)]
-
-
-def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    """‖value − truth‖ / ‖truth‖; NaN never compares small."""
-    return ((value.double() - truth.double()).norm() / truth.double().norm()).item()
 
 
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (128, 128), (272, 640), (144, 136), (2048, 5120)])

@@ -17,9 +17,7 @@ from kernarc.decoder.kernels.prefill import (
 )
 from kernarc.decoder.kernels.prefill_fp8 import fits, fp8_linear, fp8_product
 
-
-def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+from .errors import relative_error
 
 
 def nan_rows(rows: int, width: int, device: str) -> Fp8Rows:
@@ -155,7 +153,7 @@ def test_fp8_products(rows: int, device: str) -> None:
     quantised.scale[rows:] = float("nan")
     product = fp8_linear(quantised, packed, torch.empty(256 * 512, dtype=torch.uint8, device=device), torch.bfloat16)
     exact = quantised.values.double() * quantised.scale.double().repeat_interleave(128, 1)
-    assert relative(product, exact[:rows] @ unpack(packed).double().t()) < 3e-3
+    assert relative_error(product, exact[:rows] @ unpack(packed).double().t()) < 3e-3
     if device == "cuda":
-        assert relative(product, x.double() @ unpack(packed).double().t()) < 5e-2
+        assert relative_error(product, x.double() @ unpack(packed).double().t()) < 5e-2
     assert torch.equal(product, fp8_product(quantised, values.view(torch.float8_e4m3fn), scale, torch.bfloat16)[:rows])
