@@ -24,6 +24,7 @@ SAMPLES = 16
 SAMPLE_BYTES = 2**20
 TELL_EVERY_S = 10.0
 _MAKING = ".making-"
+_RECIPE = "structured.json"  # beside structured weights, as decoder/synthetic.py writes it
 FORMAT = 2  # of a structured checkpoint; raised when `model synth` writes other files, so that an old one is made anew
 
 Notify = Callable[[str], None]
@@ -52,6 +53,14 @@ class Checkpoint:
                 f"{self.path / 'config.json'} states no vocab_size", "is it a language model's directory?"
             )
         return size
+
+    @property
+    def structured_acceptance(self) -> float | None:
+        """The acceptance that structured weights were made for; None where the weights are not structured."""
+        if not (self.path / _RECIPE).is_file():
+            return None
+        acceptance = self._json(_RECIPE).get("acceptance")
+        return float(acceptance) if isinstance(acceptance, int | float) else None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -62,6 +62,8 @@ def _model(build: BuildRecord) -> str:
         drafts = f"{build.num_speculative_tokens} draft tokens a step"
     if build.draft_vocab_size is not None:
         drafts += f", {draft_head(build)}"
+    if build.structured_acceptance is not None:
+        sha += f", structured weights (a known output, acceptance chosen as {build.structured_acceptance:g})"
     return f"{fmt.model_name(build.model)}{sha}, {drafts}"
 
 

@@ -102,6 +102,7 @@ def table_notes(table: SpeedTable) -> list[str]:
         )
     if any(speed_up.is_derived for speed_up in shown):
         notes.append("derived: a ratio of medians from different sessions, not a measurement, so it has no interval.")
+    notes += structured_notes(table)
     notes += [
         f"{column.label}: {draft_head(column.build)}; verification reads all of them, so the output is the same."
         for column in table.columns
@@ -115,6 +116,25 @@ def table_notes(table: SpeedTable) -> list[str]:
         over = ", ".join(fmt.count(depth) for depth in table.geometric_mean_depths)
         notes.append(f"Geometric mean over the depths at which every build has a speed: {over}.")
     return notes
+
+
+def structured_notes(table: SpeedTable) -> list[str]:
+    """That weights were made, not trained, so that nobody takes the run for one of a released model."""
+    made = {column.label: column.build.structured_acceptance for column in table.columns}
+    by_acceptance: dict[float, list[str]] = {}
+    for label, acceptance in made.items():
+        if acceptance is not None:
+            by_acceptance.setdefault(acceptance, []).append(label)
+    return [
+        f"{_subject(labels, len(made), 'structured weights')} of the model's shape, made for a known output and "
+        f"a draft acceptance of {acceptance:g}, not trained."
+        for acceptance, labels in by_acceptance.items()
+    ]
+
+
+def _subject(labels: list[str], columns: int, noun: str) -> str:
+    """ "Noun" where it holds of every column, else "build, build: noun"."""
+    return noun.capitalize() if len(labels) == columns else f"{', '.join(labels)}: {noun}"
 
 
 def draft_head(build: BuildRecord) -> str:

@@ -74,6 +74,7 @@ def test_a_structured_checkpoint_is_made_once_and_replaces_what_a_killed_process
     told: list[str] = []
     first = ensure_checkpoint(ModelSource(synth="tiny"), told.append)
     assert first.vocab_size > 100
+    assert first.structured_acceptance == ModelSource(synth="tiny").acceptance
     assert ensure_checkpoint(ModelSource(synth="tiny"), told.append) == first
     assert sum("(once)" in line for line in told) == 1
     assert synthetic_folder(ModelSource(synth="tiny", acceptance=0.5)) != first.path
@@ -85,6 +86,7 @@ def test_a_shipped_checkpoint_goes_by_its_name(tmp_path: Path, monkeypatch: pyte
     assert "python-7m" in shipped_models()
     shipped = ensure_checkpoint(ModelSource(path="python-7m"), lambda _: None)
     assert shipped.tokenizer_json is not None
+    assert shipped.structured_acceptance is None
     with pytest.raises(ConfigError, match="is not a checkpoint directory") as error:
         ensure_checkpoint(ModelSource(path="python-7"), lambda _: None)
     assert "python-7m" in error.value.hint
