@@ -11,7 +11,7 @@ from .config import ModelConfig
 from .cuda_state import ACTIVATION
 from .kernels.prefill import Part
 
-CUDNN_ROWS = (16384, 8192)  # pieces of exactly these go through cuDNN, which plans every new shape for tens of ms
+CUDNN_ROWS = (32768, 16384, 8192)  # pieces of just these go through cuDNN, which plans a new shape for tens of ms
 
 
 def attend(

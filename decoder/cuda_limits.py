@@ -7,6 +7,7 @@ import math
 import torch
 
 from .config import FULL_ATTENTION, ModelConfig
+from .cuda_prefill import PIECE_ROWS
 from .cuda_state import SPARE_POSITIONS
 from .errors import DecoderError
 from .kernels.launch import RING
@@ -17,7 +18,7 @@ from .weights import Checkpoint, is_fp8_linear
 MIN_CAPABILITY = (8, 0)
 MIN_SHARED_BYTES = SHARED_LIMIT_BYTES[80]  # sm_86, sm_89 and sm_120 have 99 KiB
 MAX_DRAFTS = 8
-_RESERVE_BYTES = 2 << 30  # prefill activations beyond the largest matrix, graphs, the CUDA context's own growth
+_RESERVE_BYTES = 2 << 30  # the largest matrix unpacked, graphs, the CUDA context's own growth
 _DTYPE_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 
 
@@ -130,8 +131,20 @@ def required_bytes(
         "reduced draft head": draft_rows * config.hidden_size,
         "keys and values": attention * capacity * key_bytes + capacity * config.rotary_dim * 2,
         "gated delta net state": delta_nets * (heads * key_dim * value_dim * 4 + rings),
-        "packing and prefill": 3 * 2 * vocabulary + _RESERVE_BYTES,
+        "packing and prefill": max(3 * 2 * vocabulary, min(max_context, PIECE_ROWS) * prompt_row_bytes(config))
+        + _RESERVE_BYTES,
     }
+
+
+def prompt_row_bytes(config: ModelConfig) -> int:
+    """What a token of a pass over a prompt holds at most: the residual stream, its norms, a layer's widest moment."""
+    heads, key_dim, value_dim = config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    mlp = 2 * (2 + 1) * config.intermediate_size
+    chunks = heads * (2 * (key_dim + value_dim) + 88)  # u, w, scores and decays of gdn_prefill_cuda.py
+    delta_net = 2 * (2 * config.conv_dim + 3 * config.value_dim) + chunks
+    attention = 2 * (2 * queries + 2 * keys) + 2 * 3 * queries
+    return 11 * config.hidden_size + max(mlp, delta_net, attention)
 
 
 def check_memory(

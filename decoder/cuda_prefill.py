@@ -23,11 +23,11 @@ from .kernels.norm import rms_norm
 from .kernels.packing import TILE, PackedLinear
 from .kernels.prefill import Out, add_norm, gated_norm, merge_and_gate, prompt_gates, swiglu
 from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear
-from .kernels.rope_qk import rope_qk
+from .kernels.prompt_rope import prompt_rope
 from .kernels.unpack import unpack_into
 
 log = logging.getLogger("kernarc.decoder")
-PIECE_ROWS = 16384  # prompt tokens read in one pass; every weight is unpacked once a pass
+PIECE_ROWS = 32768  # prompt tokens read in one pass; every weight is unpacked once a pass
 # A shorter pass is bound by the host, which needs 0.45 ms for an FP8 product (cuBLAS chooses anew every time): 128
 # tokens took 146 ms on an H200, the card being busy for 28 of them, and 70 ms in bf16.
 FP8_ROWS = 1024
@@ -95,6 +95,18 @@ class Prefill:
         if weights.mtp is not None and isinstance(mixer := weights.mtp.layer.mixer, AttentionMixer):
             keys = rows_from(mixer.qkv, 2 * config.num_attention_heads * config.head_dim)
             self._mtp_mixer = None if keys is None else replace(mixer, qkv=keys)
+
+    def plan_attention(self) -> None:
+        """Have cuDNN plan every size of piece that the window holds, alone and behind another of its size."""
+        cache = next((cache for cache in self.state.layers if isinstance(cache, AttentionCache)), None)
+        if cache is None or not self._cudnn:
+            return
+        keys, values = cache.keys[None], cache.values[None]
+        for rows in CUDNN_ROWS:
+            query = keys.new_zeros(1, self.config.num_attention_heads, rows, self.config.head_dim)
+            for end in (rows, 2 * rows):
+                if end < keys.shape[2]:
+                    attend(query, keys[:, :, :end], values[:, :, :end], end - rows, cudnn=True)
 
     def _linears(self) -> Iterator[PackedLinear]:
         for layer in self.weights.layers:
@@ -204,7 +216,7 @@ class Prefill:
         rows = self._product(normed, mixer.qkv)
         heads = rows.shape[1] // (2 * config.head_dim) - config.num_key_value_heads
         query = torch.empty(len(rows), heads, config.head_dim, dtype=ACTIVATION, device=rows.device)
-        rope_qk(
+        prompt_rope(
             rows,
             mixer.norm_q,
             mixer.norm_k,

@@ -21,7 +21,7 @@ from .kernels.products import CudaProducts, Products
 from .weights import Checkpoint
 
 CATCH_UP_ROWS = 8  # that the MTP head reads at a time; 16 rows of the 27B's widest product fit no SM
-WARM_UP_LENGTHS = (16384 + 8192 + 5, 8192 + 5, 5, 1)  # with every kind of piece: whole, behind another, an odd rest
+WARM_UP_LENGTHS = (32768 + 5, 16384 + 5, 8192 + 5, 5, 1)  # a whole piece and an odd rest behind it
 
 
 def warm_up_length(max_context: int) -> int:
@@ -135,6 +135,7 @@ class CudaSession:
     def warm_up(self, num_drafts: int) -> None:
         """Compile and run everything once and capture the step of `num_drafts`, so that no request pays for it."""
         self.prefill([0] * warm_up_length(self.max_context))
+        self._prefill.plan_attention()
         self.capture(num_drafts)
         self._state.reset()
 

@@ -39,7 +39,7 @@ class Case:
     name: str
     num_bytes: int
     layers: int
-    call: Callable[[int], None]
+    call: Callable[[int], object]
 
 
 def time_us(case: Case, repeats: int = 10) -> float:

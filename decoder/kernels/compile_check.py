@@ -25,6 +25,7 @@ from . import (
     norm,
     prefill,
     prefill_fp8,
+    prompt_rope,
     rope_qk,
     screened_head,
     verify_attention,
@@ -150,6 +151,7 @@ def prefill_launches(arch: int) -> None:
     """Every Triton kernel of prefill at the 27B shapes; FP8 products are for sm_90 alone."""
     gdn_prefill.example_launches(_empty)
     prefill.example_launches(_empty)
+    prompt_rope.example_launches(_empty)
     if arch >= 90:
         prefill_fp8.example_launches(_empty)
 

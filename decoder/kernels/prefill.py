@@ -15,6 +15,8 @@ from .gdn_prepare import log_gates_naive, softplus
 from .packing import BLOCK
 
 SWIGLU_BLOCKS = 8  # of 128 columns, a program
+NORM_WARPS = 8  # of a program of add_norm, a block of 128 columns each
+NORMED_HEADS = 8  # a program
 GATES_BLOCK = 1024
 Out = torch.Tensor | Fp8Rows  # what a kernel fills
 
@@ -61,22 +63,38 @@ def swiglu(gate_up: torch.Tensor, out: Out) -> Out:
 
 @triton.jit
 def add_norm_kernel(
-    p_stream, p_y, p_weight, p_out, p_values, p_scale, scale_stride, eps,
-    D: tl.constexpr, N: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, FP8: tl.constexpr,
+    p_stream, p_y, p_weight, p_out, p_values, p_scale, scale_stride, eps, D: tl.constexpr, PARTS: tl.constexpr,
+    N: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Program t: stream += y, then its RMSNorm."""
+    """Program t: stream += y, then its RMSNorm; PARTS tiles of N column blocks.
+
+    A tile is as large as gives a lane four neighbours. Lanes with more would read fp32 in strides, and every change of
+    type would pass through shared memory.
+    """
     row = tl.program_id(0).to(tl.int64)
-    o_d = tl.arange(0, N)[:, None] * B + tl.arange(0, B)[None, :]
-    inside = o_d < D
-    x = tl.load(p_stream + row * D + o_d, mask=inside, other=0.0)
-    x += tl.load(p_y + row * D + o_d, mask=inside, other=0.0).to(tl.float32)
-    tl.store(p_stream + row * D + o_d, x, mask=inside)
-    weight = 1.0 + tl.load(p_weight + o_d, mask=inside, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(tl.sum(x * x, axis=1), axis=0) / D + eps) * weight
-    if WIDE:
-        tl.store(p_out + row * D + o_d, y.to(p_out.dtype.element_ty), mask=inside)
-    if FP8:
-        store_fp8(y, p_values, p_scale, row, 0, D // B, scale_stride, B, N)
+    o_part = tl.arange(0, N)[:, None] * B + tl.arange(0, B)[None, :]
+    xs = ()  # concatenated below: Triton compiles no starred tuple
+    ys = ()
+    for part in tl.static_range(PARTS):  # all loads before the first store, which they could not pass
+        o_d = part * N * B + o_part
+        xs = xs + (tl.load(p_stream + row * D + o_d, mask=o_d < D, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+        ys = ys + (tl.load(p_y + row * D + o_d, mask=o_d < D, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    sums = ()
+    squares = tl.zeros([N, B], tl.float32)
+    for part in tl.static_range(PARTS):
+        o_d = part * N * B + o_part
+        x = xs[part] + ys[part].to(tl.float32)  # type: ignore[var-annotated]
+        tl.store(p_stream + row * D + o_d, x, mask=o_d < D)
+        squares += x * x
+        sums = sums + (x,)  # noqa: RUF005
+    scale = tl.rsqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / D + eps)
+    for part in tl.static_range(PARTS):
+        o_d = part * N * B + o_part
+        y = sums[part] * scale * (1.0 + tl.load(p_weight + o_d, mask=o_d < D, other=0.0).to(tl.float32))
+        if WIDE:
+            tl.store(p_out + row * D + o_d, y.to(p_out.dtype.element_ty), mask=o_d < D)
+        if FP8:
+            store_fp8(y, p_values, p_scale, row, part * N, D // B, scale_stride, B, N)
 
 
 def add_norm(
@@ -96,19 +114,20 @@ def add_norm(
     values, scales, stride = (stream, stream, 0) if fp8 is None else _places(fp8)
     add_norm_kernel[(rows,)](
         stream, y, weight, stream if wide is None else wide, values, scales, stride, eps, D=width,
-        N=triton.next_power_of_2(triton.cdiv(width, BLOCK)), B=BLOCK, WIDE=wide is not None, FP8=fp8 is not None,
-        num_warps=8,
+        PARTS=triton.cdiv(width, NORM_WARPS * BLOCK), N=NORM_WARPS, B=BLOCK, WIDE=wide is not None,
+        FP8=fp8 is not None, num_warps=NORM_WARPS,
     )  # fmt: skip
 
 
 @triton.jit
 def gated_norm_kernel(
     p_o, p_z, p_weight, p_out, p_scale, scale_stride, eps, stride, H: tl.constexpr, V: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, B: tl.constexpr, FP8: tl.constexpr,
+    HEADS: tl.constexpr, B: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Program t: all heads of a row; normalise, times w, times silu(z)."""
+    """Programs (row, HEADS heads): normalise, times w, times silu(z)."""
     row = tl.program_id(0).to(tl.int64)
-    o_h = tl.arange(0, HEAD_BLOCK)
+    first = tl.program_id(1) * HEADS
+    o_h = first + tl.arange(0, HEADS)
     o_v = tl.arange(0, V)
     inside = (o_h < H)[:, None]
     o = tl.load(p_o + row * H * V + o_h[:, None] * V + o_v[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -116,8 +135,8 @@ def gated_norm_kernel(
     weight = tl.load(p_weight + o_v).to(tl.float32)
     y = o * tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)[:, None] * weight[None, :] * (z * sigmoid(z))
     if FP8:
-        blocks = tl.reshape(y, (HEAD_BLOCK * V // B, B))
-        store_fp8(blocks, p_out, p_scale, row, 0, H * V // B, scale_stride, B, HEAD_BLOCK * V // B)
+        blocks = tl.reshape(y, (HEADS * V // B, B))
+        store_fp8(blocks, p_out, p_scale, row, first * V // B, H * V // B, scale_stride, B, HEADS * V // B)
     else:
         tl.store(p_out + row * H * V + o_h[:, None] * V + o_v[None, :], y.to(p_out.dtype.element_ty), mask=inside)
 
@@ -129,9 +148,10 @@ def gated_norm(o: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: floa
     """
     rows, heads, value_dim = o.shape
     values, scales, stride = _places(out)
-    gated_norm_kernel[(rows,)](
-        o, z, weight, values, scales, stride, eps, z.stride(0), H=heads, V=value_dim,
-        HEAD_BLOCK=triton.next_power_of_2(heads), B=BLOCK, FP8=isinstance(out, Fp8Rows), num_warps=8,
+    together = max(NORMED_HEADS, BLOCK // value_dim)  # whole blocks of 128 columns
+    gated_norm_kernel[(rows, triton.cdiv(heads, together))](
+        o, z, weight, values, scales, stride, eps, z.stride(0), H=heads, V=value_dim, HEADS=together, B=BLOCK,
+        FP8=isinstance(out, Fp8Rows), num_warps=4,
     )  # fmt: skip
     return out
 

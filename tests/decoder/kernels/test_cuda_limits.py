@@ -146,5 +146,24 @@ def test_the_published_model_fits_an_80_gib_card() -> None:
     assert sum(parts.values()) < 79 * 2**30
 
 
+def test_a_long_window_needs_room_for_a_whole_pass_of_a_prompt() -> None:
+    """With a small vocabulary that takes more than packing the head; beyond a pass it grows no more."""
+    shape = dataclasses.replace(ModelConfig.from_dict(read_shape("27b")), vocab_size=16_000)
+    headers = SimpleNamespace(tensors={})
+    short, whole, longer = (
+        required_bytes(headers, shape, window, with_mtp=True)["packing and prefill"]  # type: ignore[arg-type]
+        for window in (1024, 32_768, 131_072)
+    )
+    gate_and_up = 2 * 2 * shape.intermediate_size
+    assert whole - short > (32_768 - 1024) * gate_and_up
+    assert longer == whole
+
+
 def test_warm_up_takes_every_path_that_the_window_allows() -> None:
-    assert [warm_up_length(window) for window in (65_536, 8_200, 100, 2)] == [24581, 8197, 5, 1]
+    assert [warm_up_length(window) for window in (65_536, 24_581, 8_200, 100, 2)] == [
+        32773,
+        16389,
+        8197,
+        5,
+        1,
+    ]

@@ -16,6 +16,8 @@ from kernarc.decoder.kernels.prefill import (
     swiglu,
 )
 from kernarc.decoder.kernels.prefill_fp8 import fits, fp8_linear, fp8_product
+from kernarc.decoder.kernels.prompt_rope import prompt_rope
+from kernarc.decoder.kernels.rope_qk import rope_naive, rope_tables
 
 from .errors import relative_error
 
@@ -63,7 +65,7 @@ def test_swiglu(width: int, device: str) -> None:
         is_quantised(fp8, expected)
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(3, 16), (3, 128), (16, 16)])
+@pytest.mark.parametrize(("heads", "dim"), [(3, 16), (3, 128), (16, 16), (18, 128)])
 def test_gated_norm(heads: int, dim: int, device: str) -> None:
     o = torch.randn(5, heads, dim, device=device).to(torch.float16)
     wide = torch.randn(5, 52 + heads * dim, device=device)
@@ -90,7 +92,7 @@ def test_gates_of_a_prompt(device: str) -> None:
     torch.testing.assert_close(beta, expected[1], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("width", [96, 160, 384])
+@pytest.mark.parametrize("width", [96, 160, 384, 640])
 def test_residual_addition_and_norm(width: int, device: str) -> None:
     before, y = torch.randn(5, width, device=device), torch.randn(5, width, device=device)
     weight = torch.randn(width, device=device)
@@ -108,6 +110,34 @@ def test_residual_addition_and_norm(width: int, device: str) -> None:
             torch.testing.assert_close(wide, expected)
         if fp8 is not None:
             is_quantised(fp8, expected)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 1), (7, 3), (0, 2), (8, 8)])
+@pytest.mark.parametrize(("dim", "turned"), [(16, 8), (64, 64)])
+def test_heads_of_a_prompt_are_turned_into_the_cache(
+    heads: int, kv_heads: int, dim: int, turned: int, device: str
+) -> None:
+    """Also where a program holds heads of all kinds, where no queries are left, and behind other rows of the cache."""
+    rows, start, capacity = 5, 40, 80
+    columns = (2 * heads + 2 * kv_heads) * dim
+    qkv = torch.randn(rows, columns + 3, device=device).to(torch.float16)[:, :columns]
+    norm_q, norm_k = (torch.randn(dim, device=device).to(torch.float16) * 0.1 for _ in range(2))
+    table = rope_tables(turned, 1e7, capacity, device)
+    q = torch.full((rows, heads, dim), float("nan"), dtype=torch.float16, device=device)
+    keys, values = (torch.full((kv_heads, capacity, dim), float("nan"), device=device).half() for _ in range(2))
+    positions = torch.tensor([start, 0, 0, 0], dtype=torch.int32, device=device)
+    prompt_rope(qkv, norm_q, norm_k, 1e-6, table, positions, q, keys, values)
+    angles, written = table[start : start + rows], slice(start, start + rows)
+    asked = qkv[:, : 2 * heads * dim].view(rows, heads, 2, dim)[:, :, 0]
+    k, v = qkv[:, 2 * heads * dim :].view(rows, 2, kv_heads, dim).unbind(1)
+    torch.testing.assert_close(q, rope_naive(asked, norm_q, 1e-6, angles), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        keys[:, written], rope_naive(k, norm_k, 1e-6, angles).transpose(0, 1), rtol=2e-3, atol=2e-3
+    )
+    assert torch.equal(values[:, written], v.transpose(0, 1))
+    for cache in (keys, values):
+        assert cache[:, :start].isnan().all()
+        assert cache[:, start + rows :].isnan().all()
 
 
 @pytest.mark.parametrize("two_parts", [False, True])
