@@ -228,6 +228,7 @@ class Run:
             num_speculative_tokens=build.num_speculative_tokens,
             draft_vocab_size=drafted,
             vocab_size=None if drafted is None or checkpoint is None else checkpoint.vocab_size,
+            library_versions=engine.library_versions() if engine else {},
             structured_acceptance=checkpoint.structured_acceptance if checkpoint else None,
             git_commit=commit,
             git_dirty=dirty,

@@ -69,6 +69,9 @@ def _model(build: BuildRecord) -> str:
 
 def _software(build: BuildRecord) -> str:
     text = f"{build.engine}{f' {build.engine_version}' if build.engine_version else ''}"
+    if build.library_versions:
+        libraries = ", ".join(f"{name} {version}" for name, version in sorted(build.library_versions.items()))
+        text += f" with {libraries}"
     if build.git_commit:
         text += f", commit {build.git_commit[:12]}{' with uncommitted changes' if build.git_dirty else ''}"
     return text

@@ -90,6 +90,10 @@ class Engine(ABC):
     def version(self) -> str | None:
         """Of the installed engine; None where nobody can say."""
 
+    def library_versions(self) -> dict[str, str]:
+        """Of what it computes with, where that is not our own environment."""
+        return {}
+
     def start(
         self, model: Path, log_path: Path, limits: LimitsConfig, on_starting: OnStarting | None = None
     ) -> RunningEngine:

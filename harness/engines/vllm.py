@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 
 from ..errors import EngineError
@@ -10,6 +11,7 @@ from .vllm_install import INSTALL_HINT, SITE_FOLDER, VllmInstallation, find_inst
 
 CPU_KV_CACHE_GIB = "2"
 GPU_MEMORY_UTILIZATION = "0.85"
+LIBRARIES = ("torch", "triton", "transformers", "flashinfer-python")  # which decide its kernels
 
 
 class VllmEngine(Engine):
@@ -51,6 +53,14 @@ class VllmEngine(Engine):
             return installation.version
         found = (path for entry in self.build.pythonpath for path in sorted(Path(entry).glob("vllm-*.dist-info")))
         return next((path.name.removeprefix("vllm-").removesuffix(".dist-info") for path in found), None)
+
+    def library_versions(self) -> dict[str, str]:
+        """By the metadata of the installation, or of the build's own pythonpath."""
+        installation = self._installation()
+        sites = self.build.pythonpath if installation is None else map(str, installation.sites)
+        found = metadata.distributions(path=list(sites))
+        names = ((distribution.metadata["Name"], distribution.version) for distribution in found)
+        return {name: version for name, version in sorted(names) if name in LIBRARIES}
 
     def _python(self) -> str:
         if self.build.config.python is not None:

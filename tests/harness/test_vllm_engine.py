@@ -45,6 +45,12 @@ def test_every_stream_is_sound_and_of_exact_depth(run: Run) -> None:
     assert all(len(stream.token_ids) == 48 for stream in streams)
 
 
+def test_the_manifest_says_what_each_engine_computes_with(run: Run) -> None:
+    vllm, ours = run.directory.manifest().builds
+    assert {"torch", "transformers"} <= set(vllm.library_versions)
+    assert ours.library_versions == {}  # the environment of the run itself
+
+
 def test_greedy_ids_of_both_engines_are_equal(run: Run) -> None:
     agreement = id_agreement(run.directory.streams(), "vllm", "kernarc")
     assert (agreement.requests, agreement.equal, agreement.first_difference) == (4, 4, None)

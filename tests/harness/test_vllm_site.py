@@ -99,3 +99,13 @@ def test_without_drafts_there_is_no_speculative_config(tmp_path: Path) -> None:
     assert "--speculative-config" not in engine.command(tmp_path, 1)
     assert "--gpu-memory-utilization" not in engine.command(tmp_path, 1)
     assert engine.environment()["VLLM_CPU_KVCACHE_SPACE"] == "2"
+
+
+def test_the_libraries_of_a_host_installation_are_read_from_its_metadata(tmp_path: Path) -> None:
+    for name, version in (("torch", "2.13.0+cu130"), ("triton", "3.7.1"), ("requests", "2.0")):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    config = BuildConfig(engine="vllm", python=sys.executable, pythonpath=(str(tmp_path),))
+    build = build_from_config("host", config, default_model=ModelSource(path="m"))
+    assert engine_of(build, 1024).library_versions() == {"torch": "2.13.0+cu130", "triton": "3.7.1"}

@@ -175,20 +175,23 @@ def test_notes_come_from_the_manifest(published: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [(0, 1), (1,)], ids=["all builds", "one of two"])
-def test_weights_that_were_made_and_not_trained_are_said_to_be(
+def test_weights_that_were_made_and_not_trained_and_an_engine_s_own_libraries_are_stated(
     make_run: MakeRun, tmp_path: Path, made: tuple[int, ...]
 ) -> None:
     run = make_run(tmp_path / "run", launches=1, requests_per_depth=1, depths=(128,), tokens=16)
     manifest = json.loads((run / "manifest.json").read_text())
     for place in made:
         manifest["builds"][place]["structured_acceptance"] = 0.87
+    manifest["builds"][0]["library_versions"] = {"triton": "9.8", "torch": "9.9"}
     (run / "manifest.json").write_text(json.dumps(manifest))
     render_run([run], tmp_path / "out")
     table = (tmp_path / "out" / "table.md").read_text()
     subject = "Structured weights" if len(made) == 2 else f"{manifest['builds'][1]['name']}: structured weights"
     assert f"- {subject} of the model's shape" in table
     assert "acceptance of 0.87, not trained" in table
-    assert (tmp_path / "out" / "index.html").read_text().count("a known output, acceptance chosen as 0.87") == 1
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("a known output, acceptance chosen as 0.87") == 1
+    assert "0.31.0 with torch 9.9, triton 9.8" in page
 
 
 def test_a_reduced_draft_head_is_stated_below_the_table(make_run: MakeRun, tmp_path: Path) -> None:
