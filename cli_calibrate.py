@@ -83,13 +83,13 @@ def _measure(
     from .harness.builds import resolve_builds
     from .harness.plan import RunPlan
     from .harness.progress_display import ProgressDisplay
-    from .harness.runs import Run, new_run_id
+    from .harness.runs import Run
     from .harness.termination import sigterm_as_interrupt
     from .reports.calibration_text import calibration_json, print_calibration
 
     plan = RunPlan.of("calibrate", config_name, config, resolve_builds([build, build], config.model), launches)
     with ProgressDisplay() as display, sigterm_as_interrupt():
-        run = Run.create(plan, out or Path("runs") / new_run_id("calibrate"), display)
+        run = Run.create(plan, out, display)
         display.begin(run)
         run.measure()
     measured = Measured(run.directory.manifest(), run.directory.streams(), launches)

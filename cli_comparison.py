@@ -14,6 +14,7 @@ from .harness.cachefolder import cache_folder
 from .harness.errors import EngineError, KernarcError, VoidMeasurementError
 from .harness.runs import Run
 from .reports.gate_words import with_words
+from .reports.saved import saved_outcomes
 
 VERDICT_FILE = "verdict.json"
 
@@ -115,9 +116,16 @@ def output_check_cache() -> Path:
     return cache_folder("output-checks")
 
 
-def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> None:
-    """check.json: what `check` found, beside the records it judged."""
-    content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in outcomes]}
+def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[str]:
+    """check.json: what `check` found, beside the records it judged.
+
+    An earlier finding stays where this time nothing could be read, and for builds not asked about → the former.
+    """
+    earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / "check.json")}
+    kept = [o.build for o in outcomes if o.positions == 0 and o.build in earlier and earlier[o.build].positions]
+    found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
+    content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in found.values()]}
     temporary = run_dir / "check.json.new"
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(run_dir / "check.json")
+    return kept

@@ -36,6 +36,8 @@ def serve(model_dir: str, as_json: bool, **options: Any) -> None:
     from .decoder.serve import ServeSettings, Serving
     from .decoder.serve import serve as run
 
+    model_dir = str(shipped_model(model_dir) or model_dir)
+
     def ready(serving: Serving) -> None:
         drafts = f"{serving.num_speculative_tokens} drafts a step"
         line = f"serving {serving.model} at {serving.url}/v1 ({serving.device}, {drafts}, window {serving.max_context})"
@@ -141,6 +143,7 @@ def info(
     from .decoder.accounts import read_accounts, step_floor
     from .decoder.accounts_text import accounts_json, accounts_text
 
+    model_dir = shipped_model(str(model_dir)) or model_dir
     config, accounts = read_accounts(model_dir)
     drafts, window = num_speculative_tokens if config.has_mtp else 0, config.max_position_embeddings
     floors = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .cli_measure import comma_list, depth_list
+from .cli_measure import comma_list, depth_list, number_list
 
 
 @click.command()
@@ -17,7 +17,7 @@ from .cli_measure import comma_list, depth_list
 @click.option("--depths", callback=depth_list, metavar="N,N", help="Context depths in tokens.")
 @click.option("--requests", "requests_per_depth", type=int, metavar="N", help="Requests at each depth in each launch.")
 @click.option("--max-tokens", type=int, metavar="N", help="Output tokens of each request.")
-@click.option("--looks", callback=depth_list, metavar="N,N", help="Launches at which to look; the last is the limit.")
+@click.option("--looks", callback=number_list, metavar="N,N", help="Launches at which to look; the last is the limit.")
 @click.option("--model", "model_path", metavar="DIR", help="Checkpoint for builds that name none.")
 @click.option("--seed", type=int, metavar="N", help="Other prompts, another order.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory. [default: runs/RUN_ID]")
@@ -83,14 +83,14 @@ def _created(
     from .harness.builds import resolve_builds
     from .harness.configfile import load, override
     from .harness.plan import RunPlan
-    from .harness.runs import Run, new_run_id
+    from .harness.runs import Run
 
     flags = {**changes, "model": None if model_path is None else {"path": model_path}}
     config = override(load(config_name, GateConfig), flags)
     control = () if config.control is None else (config.control,)
     builds = resolve_builds([*specs, *control], config.model)
     plan = RunPlan.of("compare", config_name, config, builds, config.launch_limit)
-    return Run.create(plan, out or Path("runs") / new_run_id("compare"), display), config
+    return Run.create(plan, out, display), config
 
 
 def _resumed(run_dir: Path, display: Any) -> Any:
@@ -112,40 +112,58 @@ def _resumed(run_dir: Path, display: Any) -> Any:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.option("--config", "config_name", metavar="NAME|PATH", help="A gate. [default: the run's own]")
 @click.option("--builds", callback=comma_list, metavar="A,B", help="Only these builds of the run.")
+@click.option("--model", "model_path", metavar="DIR", help="The checkpoint that was served, where it lies now.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def check(run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None, as_json: bool) -> None:
+def check(
+    run_dir: Path, config_name: str | None, builds: tuple[str, ...] | None, model_path: str | None, as_json: bool
+) -> None:
     """Check every output token of a finished run against the reference.
 
     Exit code 0 where every build's output is right, 1 where one is wrong, 3 where one could not be checked, 4 where
-    there is nothing sound to check. Leaves check.json in the run directory.
+    streams are missing or there is nothing sound to check. Leaves check.json in the run directory; `report` reads it.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     from .cli_comparison import output_check_cache, unexpected_is_void, write_check
+    from .gates.outcomes import Verdict
     from .gates.run_check import RunChecker, void_rules_of
     from .harness.storage import RunDirectory
     from .reports.gate_text import print_checks
+    from .reports.saved import SavedRun
+    from .reports.validity import missing_streams
 
     directory = RunDirectory(run_dir)
     manifest = directory.manifest()
-    config = _gate_config_of(manifest, config_name)
+    settings = _gate_config_of(manifest, config_name).output_check
+    if model_path is not None:
+        settings = settings.model_copy(update={"reference_model": _model_folder(model_path)})
     names = _known_builds(builds, [build.name for build in manifest.builds])
     streams, requests = directory.streams(), directory.requests()
-    checker = RunChecker(manifest, config.output_check, output_check_cache(), void_rules_of(manifest))
+    checker = RunChecker(manifest, settings, output_check_cache(), void_rules_of(manifest))
     with Progress(console=Console(stderr=True), transient=True) as progress, unexpected_is_void(run_dir):
         task = progress.add_task("checking outputs", total=None)
         outcomes = checker.check(
             names, streams, requests, lambda done, total: progress.update(task, completed=done, total=total)
         )
         identities = [checker.identity(names[0], name, streams, requests) for name in names[1:]]
-    write_check(run_dir, outcomes)
+    kept = write_check(run_dir, outcomes)
+    missing = missing_streams(SavedRun.load(run_dir), names)
     verdict = _joint(outcomes)
+    if missing and verdict is not Verdict.FAIL:
+        verdict = Verdict.VOID
     if as_json:
         found = [json.loads(outcome.model_dump_json()) for outcome in outcomes]
-        click.echo(json.dumps({"run_dir": str(run_dir), "verdict": verdict.value, "output_checks": found}))
+        document = {"run_dir": str(run_dir), "verdict": verdict.value, "output_checks": found}
+        click.echo(json.dumps({**document, "missing_streams": missing}))
     else:
         print_checks(outcomes, identities)
+    for name in kept:
+        click.echo(f"{name}: check.json keeps what an earlier check found", err=True)
+    for name, count in missing.items():
+        resume = f"continue with `kernarc-gate {manifest.kind} --resume {run_dir}`"
+        click.echo(f"{name}: {count:,} streams are missing from the records: {resume}", err=True)
+    click.echo(f"{run_dir}: check.json; `kernarc-gate report {run_dir}` renders the run with it", err=True)
     sys.exit(verdict.exit_code)
 
 
@@ -156,6 +174,13 @@ def _gate_config_of(manifest: Any, config_name: str | None) -> Any:
     if config_name is not None or manifest.kind != "compare":
         return load(config_name or "default", GateConfig)
     return parse(manifest.config_yaml, GateConfig, "the run's own configuration")
+
+
+def _model_folder(name: str) -> str:
+    from .harness.checkpoints import ensure_checkpoint
+    from .harness.config import ModelSource
+
+    return str(ensure_checkpoint(ModelSource(path=name), lambda _: None).path)
 
 
 def _known_builds(wanted: tuple[str, ...] | None, known: list[str]) -> list[str]:

@@ -22,12 +22,18 @@ def comma_list(_: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 def depth_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """ "128,8192" to (128, 8192)."""
+    """ "8192,128" to (128, 8192)."""
+    numbers = number_list(context, parameter, value)
+    return None if numbers is None else tuple(sorted(set(numbers)))
+
+
+def number_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """ "3,5" to (3, 5)."""
     items = comma_list(context, parameter, value)
     if items is None:
         return None
     try:
-        return tuple(sorted({int(item) for item in items}))
+        return tuple(int(item) for item in items)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of whole numbers, as in 128,8192", param=parameter) from None
 
@@ -61,7 +67,7 @@ def bench(
     once. Leaves table.md, table.json, speed.svg and speed.png in the run directory.
     """
     from .harness.progress_display import ProgressDisplay
-    from .harness.runs import Run, new_run_id
+    from .harness.runs import Run
     from .harness.termination import sigterm_as_interrupt
 
     with ProgressDisplay() as display, sigterm_as_interrupt():
@@ -77,7 +83,7 @@ def bench(
             prepared = _prepare(config_name or "default", builds, model_path, changes)
             if prepared.remark:
                 display.notify(prepared.remark)
-            run = Run.create(prepared.plan, out or Path("runs") / new_run_id("bench"), display)
+            run = Run.create(prepared.plan, out, display)
         display.begin(run)
         try:
             run.measure()
@@ -94,8 +100,7 @@ def _prepare(config_name: str, builds: tuple[str, ...] | None, model_path: str |
     from .harness.config import BenchConfig
     from .harness.configfile import load, override
 
-    names = {"requests": "requests_per_depth"}
-    flags = {names.get(key, key): value for key, value in changes.items()}
+    flags = {"requests_per_depth": changes.pop("requests"), **changes}
     if model_path is not None:
         flags["model"] = {"path": model_path}
     return bench_plan(config_name, override(load(config_name, BenchConfig), flags), builds)

@@ -124,7 +124,7 @@ class RunChecker:
         record = self._record(build)
         if self._config.reference_model is not None:
             return Path(self._config.reference_model).expanduser()
-        return None if record.engine == "endpoint" else Path(record.model)
+        return None if record.engine == "endpoint" else Path(record.model).expanduser()
 
     def _record(self, build: str) -> BuildRecord:
         return next(record for record in self._manifest.builds if record.name == build)

@@ -55,6 +55,14 @@ class Checkpoint:
         return size
 
     @property
+    def window(self) -> int | None:
+        """Positions that the model was made for; None where config.json does not say."""
+        config = self._json("config.json")
+        text = config.get("text_config")
+        window = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+        return window if isinstance(window, int) else None
+
+    @property
     def structured_acceptance(self) -> float | None:
         """The acceptance that structured weights were made for; None where the weights are not structured."""
         if not (self.path / _RECIPE).is_file():

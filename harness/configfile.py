@@ -91,6 +91,9 @@ def parse(text: str, model: type[M], source: str) -> M:
     return _validated(data, model, where)
 
 
+_FLAGS = {"requests_per_depth": "requests"}  # named otherwise than their key
+
+
 def override(config: M, changes: Mapping[str, object]) -> M:
     """The configuration with some keys replaced by command-line flags (None: flag not given), checked again."""
     given = {key: value for key, value in changes.items() if value is not None}
@@ -99,7 +102,7 @@ def override(config: M, changes: Mapping[str, object]) -> M:
     data = {**json.loads(config.model_dump_json()), **given}
 
     def where(location: Location) -> tuple[int, str]:
-        return 0, f"--{str(location[0]).replace('_', '-')}: " if location else ""
+        return 0, f"--{_FLAGS.get(str(location[0]), str(location[0]).replace('_', '-'))}: " if location else ""
 
     return _validated(data, type(config), where)
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import time
@@ -17,6 +18,7 @@ from .errors import ConfigError
 from .gpu import ORDINARY_REASONS, Gpu
 from .records import Environment, EnvironmentSample, RunManifest
 
+COMMIT = re.compile("[0-9a-f]{40,64}")
 LIBRARIES = ("torch", "triton", "transformers", "safetensors", "tokenizers", "numpy", "pydantic", "nvidia-ml-py")
 # Fields of the environment in which two runs may not differ if their speeds are to be compared.
 MUST_MATCH_ENVIRONMENT = ("cpu_model", "cpu_count", "cpu_governor", "gpu_name", "gpu_driver", "gpu_memory_bytes")
@@ -88,10 +90,26 @@ def require_comparable(first: RunManifest, second: RunManifest) -> None:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether anything differs from it) of the checkout that holds a folder; (None, None) outside one."""
+    """(commit, whether anything differs from it) of the checkout that holds a folder; (None, None) outside one.
+
+    What `git archive` packed says its commit itself, and nobody can tell whether it was changed since.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return _archived_commit(folder), None
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return (None, None) if commit is None or status is None else (commit, bool(status))
+    return (None, None) if status is None else (commit, bool(status))
+
+
+def _archived_commit(folder: Path) -> str | None:
+    """Of .git_archival.txt, which `git archive` fills in (.gitattributes)."""
+    for parent in (folder, *folder.parents):
+        try:
+            text = (parent / ".git_archival.txt").read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        return text if COMMIT.fullmatch(text) else None
+    return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -102,6 +102,7 @@ class BuildRecord(Record):
     draft_vocab_size: int | None = None  # tokens that may be drafted, of vocab_size; None: all of them
     vocab_size: int | None = None  # known where draft_vocab_size is
     library_versions: dict[str, str] = {}  # where the engine has an environment of its own
+    environment: dict[str, str] = {}  # that the build sets
     structured_acceptance: float | None = None  # what structured weights were made for; None: others
     git_commit: str | None = None
     git_dirty: bool | None = None

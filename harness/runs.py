@@ -45,26 +45,36 @@ class Run:
         self._is_open = False
 
     @classmethod
-    def create(cls, plan: RunPlan, out: Path | str, observer: RunObserver | None = None) -> "Run":
+    def create(cls, plan: RunPlan, out: Path | str | None = None, observer: RunObserver | None = None) -> "Run":
         """Makes the checkpoints and prompts ready and writes the manifest. No engine is started yet.
 
-        out: the run directory. ConfigError where it holds a run already or the plan cannot be carried out.
+        out: the run directory, runs/RUN_ID unless given. ConfigError where it holds a run already or the plan cannot
+        be carried out.
         """
         observer = observer or RunObserver()
         require_distinct_names(plan.builds)
-        directory = RunDirectory(out)
+        run_id = new_run_id(plan.kind)
+        directory = RunDirectory(Path("runs") / run_id if out is None else out)
         if directory.manifest_path.exists():
             raise ConfigError(
-                f"{out} already holds a run", f"continue it with `--resume {out}`, or choose another --out"
+                f"{directory.path} already holds a run",
+                f"continue it with `--resume {directory.path}`, or choose another --out",
             )
         for build in plan.builds:
             if build.engine == "endpoint":
                 connect(build)  # a server that is not there should not leave a run behind
         checkpoints = _checkpoints(plan, observer)
+        _require_windows(plan, checkpoints)
         request_set = plan.request_set(list(checkpoints.values()))
         run = cls(plan, directory, checkpoints, request_set, observer)
+        try:
+            directory.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"no run directory can be made at {directory.path}: {error}", "choose another --out"
+            ) from error
         write_plan(directory, plan)
-        directory.create(run._new_manifest())
+        directory.create(run._new_manifest(run_id))
         return run
 
     @classmethod
@@ -190,10 +200,10 @@ class Run:
                     "put the same checkpoint back, or measure again",
                 )
 
-    def _new_manifest(self) -> RunManifest:
+    def _new_manifest(self, run_id: str) -> RunManifest:
         measurement = self.plan.measurement
         return RunManifest(
-            run_id=new_run_id(self.plan.kind),
+            run_id=run_id,
             kind=self.plan.kind,
             created_utc=now_utc(),
             config_name=self.plan.config_name,
@@ -229,6 +239,7 @@ class Run:
             draft_vocab_size=drafted,
             vocab_size=None if drafted is None or checkpoint is None else checkpoint.vocab_size,
             library_versions=engine.library_versions() if engine else {},
+            environment=build.config.environment,
             structured_acceptance=checkpoint.structured_acceptance if checkpoint else None,
             git_commit=commit,
             git_dirty=dirty,
@@ -246,6 +257,19 @@ def _checkpoints(plan: RunPlan, observer: RunObserver) -> dict[str, Checkpoint]:
         for build in plan.builds
         if build.model_source is not None
     }
+
+
+def _require_windows(plan: RunPlan, checkpoints: Mapping[str, Checkpoint]) -> None:
+    """ConfigError where a model holds fewer positions than the deepest request with its answer."""
+    for name, checkpoint in checkpoints.items():
+        if checkpoint.window is not None and plan.max_context > checkpoint.window:
+            deepest = max(plan.measurement.depths)
+            output = plan.max_context - deepest
+            raise ConfigError(
+                f"{name}: a depth of {deepest:,} and its answer need {plan.max_context:,} positions, its model "
+                f"{checkpoint.path.name} holds {checkpoint.window:,}",
+                f"measure down to {checkpoint.window - output:,} at most (--depths), or name another --model",
+            )
 
 
 def _reason(error: BaseException) -> str:

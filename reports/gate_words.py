@@ -152,7 +152,7 @@ def _next_step_of_inconclusive(outcome: GateOutcome) -> str:
     )
     return (
         f"About {outcome.launches_needed} launches would settle it{time}: "
-        f"set `looks: [{outcome.launches_needed}]` in the gate's configuration and compare again."
+        f"compare again with `--looks {outcome.launches_needed}`, or set `looks` in the gate's configuration."
     )
 
 

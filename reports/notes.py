@@ -9,6 +9,8 @@ from .saved import CheckState, SavedRun
 from .table_files import draft_head, table_notes
 from .tables import SpeedTable
 
+_WHERE = ("--model", "--host", "--port")  # options, each with a value, that change from run to run
+
 
 @dataclass(frozen=True)
 class Note:
@@ -30,6 +32,7 @@ def general_notes(runs: Sequence[SavedRun], table: SpeedTable) -> tuple[Note, ..
         Note("Context depth", _depths(runs, table)),
         Note("Model", _grouped((column.label, _model(column.build)) for column in table.columns)),
         Note("Builds", _grouped((column.label, _software(column.build)) for column in table.columns)),
+        Note("Started with", _grouped((column.label, _arguments(column.build)) for column in table.columns)),
         Note("Hardware", _joined(_hardware(run.manifest.environment) for run in runs)),
         Note("Software", _joined(_versions(run.manifest.environment) for run in runs)),
         Note("Measured", _joined(_measured(run) for run in runs)),
@@ -37,6 +40,8 @@ def general_notes(runs: Sequence[SavedRun], table: SpeedTable) -> tuple[Note, ..
         Note("Intervals", _intervals(table)),
         Note("Output check", " ".join(_checks(runs, table))),
     ]
+    if clocks := [line for run in runs for line in _clocks(run)]:
+        notes.append(Note("Clocks and power", " ".join(clocks)))
     lost = [line for run in runs for line in _losses(run)]
     if lost:
         notes.append(Note("Void and interrupted", " ".join(lost)))
@@ -75,6 +80,35 @@ def _software(build: BuildRecord) -> str:
     if build.git_commit:
         text += f", commit {build.git_commit[:12]}{' with uncommitted changes' if build.git_dirty else ''}"
     return text
+
+
+def _arguments(build: BuildRecord) -> str:
+    """The options of the command line that served it, less those that say where, and variables that were set."""
+    shown: list[str] = []
+    words = iter(build.command)
+    for word in words:
+        if word in _WHERE:
+            next(words, None)
+        elif shown or word.startswith("--"):
+            shown.append(fmt.model_name(word))
+    variables = [f"{name}={value}" for name, value in sorted(build.environment.items())]
+    return " ".join([*variables, *shown]) or "nothing that is known here"
+
+
+def _clocks(run: SavedRun) -> Iterable[str]:
+    """What the card's clock did; its own power limit is a condition of the numbers, not a fault."""
+    samples = [sample for record in run.manifest.launch_records for sample in record.samples]
+    clocks = [sample.gpu_sm_clock_mhz for sample in samples if sample.gpu_sm_clock_mhz is not None]
+    if not clocks:
+        return
+    watts = [sample.gpu_power_w for sample in samples if sample.gpu_power_w is not None]
+    power = f", up to {fmt.count(round(max(watts)))} W" if watts else ""
+    limited = sum("sw_power_cap" in sample.gpu_throttle_reasons for sample in samples)
+    yield (
+        f"Between streams the SM clock stood at {fmt.count(min(clocks))} to {fmt.count(max(clocks))} MHz{power}; the "
+        f"card kept to its own power limit in {fmt.count(limited)} of {fmt.count(len(samples))} samples. Any other "
+        "throttling voids a stream where the configuration says so."
+    )
 
 
 def _hardware(environment: Environment) -> str:
@@ -159,7 +193,7 @@ def _check_words(run: SavedRun, build: str) -> str:
     outcome = check.outcome
     return (
         f"all {fmt.count(outcome.positions)} output tokens of the {fmt.count(outcome.streams)} streams behind these "
-        f"numbers were checked against the reference: {fmt.count(outcome.matches)} matches, "
+        f"numbers were checked against {outcome.reference or 'the reference'}: {fmt.count(outcome.matches)} matches, "
         f"{fmt.count(outcome.near_ties)} near-ties, {fmt.count(outcome.divergences)} divergences"
     )
 

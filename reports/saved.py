@@ -99,7 +99,7 @@ class SavedRun:
             counted[stream.build] = counted.get(stream.build, 0) + 1
         found = {}
         for name in CHECK_FILES:
-            for outcome in _outcomes(self.path / name):
+            for outcome in saved_outcomes(self.path / name):
                 found[outcome.build] = _check_result(outcome, counted.get(outcome.build, 0))
         return found
 
@@ -132,7 +132,8 @@ def read_document(path: Path) -> dict[str, object] | None:
     return document
 
 
-def _outcomes(path: Path) -> list[OutputOutcome]:
+def saved_outcomes(path: Path) -> list[OutputOutcome]:
+    """The output checks of verdict.json or check.json; none where there is no file."""
     document = read_document(path)
     if document is None:
         return []

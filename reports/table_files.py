@@ -127,9 +127,15 @@ def structured_notes(table: SpeedTable) -> list[str]:
             by_acceptance.setdefault(acceptance, []).append(label)
     return [
         f"{_subject(labels, len(made), 'structured weights')} of the model's shape, made for a known output and "
-        f"a draft acceptance of {acceptance:g}, not trained."
+        f"a draft acceptance of {acceptance:g}, not trained.{_cut_heads(table)}"
         for acceptance, labels in by_acceptance.items()
     ]
+
+
+def _cut_heads(table: SpeedTable) -> str:
+    if all(column.build.draft_vocab_size is None for column in table.columns):
+        return ""
+    return " A draft head cut to the tokens that they emit loses no draft here; on text it loses some."
 
 
 def _subject(labels: list[str], columns: int, noun: str) -> str:

@@ -23,10 +23,22 @@ def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> s
     if void > run.manifest.max_void_streams_per_cell:
         return f"{void} of {len(streams)} streams void: {'; '.join(reasons)}"
     if len(streams) < expected:
-        return f"{len(streams)} of {expected} streams recorded: continue with `kernarc-gate bench --resume`"
+        resume = f"continue with `kernarc-gate {run.manifest.kind} --resume RUN_DIR`"
+        return f"{len(streams)} of {expected} streams recorded: {resume}"
     check = run.output_check(build)
     refused = {CheckState.FAILED, CheckState.MISSING} if require_check else {CheckState.FAILED}
     return check.reason if check.state in refused else None
+
+
+def missing_streams(run: SavedRun, builds: Sequence[str]) -> dict[str, int]:
+    """Streams that were planned and are not recorded, of the builds that lack some."""
+    missing = {}
+    for build in builds:
+        planned = len(run.manifest.depths) * run.manifest.requests_per_depth * _planned_launches(run, build)
+        recorded = sum(stream.build == build for stream in run.streams)
+        if recorded < planned:
+            missing[build] = planned - recorded
+    return missing
 
 
 def void_reasons(streams: Sequence[StreamRecord]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def test_noise_is_inconclusive_and_says_how_many_launches(make_stream: MakeStrea
     found = outcome(measured(make_stream, noise=0.02))
     assert (found.verdict, found.verdict.exit_code) == (Verdict.INCONCLUSIVE, 3)
     assert found.launches_needed is not None
-    assert f"looks: [{found.launches_needed}]" in found.next_step
+    assert f"--looks {found.launches_needed}`" in found.next_step
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.5])

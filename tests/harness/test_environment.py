@@ -148,6 +148,11 @@ def test_runs_of_two_machines_or_models_are_not_compared(manifest: RunManifest) 
 
 def test_git_state(tmp_path: Path) -> None:
     assert git_state(tmp_path) == (None, None)
+    (tmp_path / ".git_archival.txt").write_text("$Format:%H$\n")  # as in a checkout that is none of git's any more
+    assert git_state(tmp_path) == (None, None)
+    (tmp_path / ".git_archival.txt").write_text("0123456789abcdef0123456789abcdef01234567\n")
+    (tmp_path / "harness").mkdir()
+    assert git_state(tmp_path / "harness") == ("0123456789abcdef0123456789abcdef01234567", None)
     for command in (
         ["init", "-q"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-mx"],

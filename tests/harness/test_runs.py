@@ -164,6 +164,14 @@ def test_an_endpoint_that_goes_away_ends_the_run_and_keeps_the_rest(tmp_path: Pa
     assert run.directory.manifest().interruptions[0].streams_done == 1
 
 
+def test_a_run_without_a_folder_is_found_by_its_id(
+    fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = Run.create(make_plan([fake_build("a")])).directory
+    assert directory.path == Path("runs") / directory.manifest().run_id
+
+
 def test_an_existing_run_is_refused_before_anything_starts(fake_build: MakeBuild, tmp_path: Path) -> None:
     plan = make_plan([fake_build("a")])
     Run.create(plan, tmp_path / "run")

@@ -183,6 +183,18 @@ def test_weights_that_were_made_and_not_trained_and_an_engine_s_own_libraries_ar
     for place in made:
         manifest["builds"][place]["structured_acceptance"] = 0.87
     manifest["builds"][0]["library_versions"] = {"triton": "9.8", "torch": "9.9"}
+    manifest["builds"][0]["environment"] = {"SOME_SETTING": "skip"}
+    manifest["builds"][0]["command"] = [
+        "python",
+        "-m",
+        "serve",
+        "--model",
+        "/a/b",
+        "--port",
+        "0",
+        "--vocab",
+        "/c/d.json",
+    ]
     (run / "manifest.json").write_text(json.dumps(manifest))
     render_run([run], tmp_path / "out")
     table = (tmp_path / "out" / "table.md").read_text()
@@ -192,6 +204,7 @@ def test_weights_that_were_made_and_not_trained_and_an_engine_s_own_libraries_ar
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("a known output, acceptance chosen as 0.87") == 1
     assert "0.31.0 with torch 9.9, triton 9.8" in page
+    assert "SOME_SETTING=skip --vocab d.json" in page
 
 
 def test_a_reduced_draft_head_is_stated_below_the_table(make_run: MakeRun, tmp_path: Path) -> None:
