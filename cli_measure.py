@@ -64,7 +64,8 @@ def bench(
     """Measure builds side by side at several context depths.
 
     Without any option: the bundled decoder against stock vLLM where it is installed, on a small checkpoint that is made
-    once. Leaves table.md, table.json, speed.svg and speed.png in the run directory.
+    once. Leaves table.md, table.csv, table.json, speed.svg, speed.png and index.html in the run directory; exit code 4
+    where a cell has no speed.
     """
     from .harness.progress_display import ProgressDisplay
     from .harness.runs import Run

@@ -150,9 +150,16 @@ def _validated(data: dict[str, Any], model: type[M], where: Callable[[Location],
     try:
         return model.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        problems = sorted((where(problem["loc"]), _explain(problem, model)) for problem in error.errors())
+        problems = sorted((where(problem["loc"]), _explain(problem, model)) for problem in _causes(error))
         message = "\n".join(prefix + explanation for (_, prefix), explanation in problems)
         raise ConfigError(message, "nothing was started; correct it and run again") from error
+
+
+def _causes(error: ValidationError) -> list[ErrorDetails]:
+    """The problems, less lists called too short because their items were refused."""
+    found = error.errors()
+    parents = {problem["loc"][:-1] for problem in found}
+    return [problem for problem in found if problem["type"] != "too_short" or problem["loc"] not in parents]
 
 
 def _explain(problem: ErrorDetails, model: type[BaseModel]) -> str:

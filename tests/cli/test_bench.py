@@ -123,7 +123,7 @@ def test_void_cells_have_no_speed_and_exit_code_4(server: ConformanceServer, tmp
         (["--builds", "endpoint:http://127.0.0.1:9#m"], 4, "no OpenAI-compatible server answers"),
         (["--builds", ","], 2, "expected names separated by commas"),
         (["--depths", "128,8K"], 2, "is not a list of whole numbers"),
-        (["--depths", "4"], 2, "--depths: 'depths.0': input should be greater than or equal to 17, got 4"),
+        (["--depths", "4"], 2, "error: --depths: 'depths.0': input should be greater than or equal to 17, got 4\n"),
         (["--requests", "0"], 2, "--requests: 'requests_per_depth': input should be greater"),
         (["--builds", "kernarc", "--depths", "32768"], 2, "its model python-7m holds 16,384"),
         (["--builds", "kernarc", "--out", "/proc/nowhere"], 2, "no run directory can be made at /proc/nowhere"),
