@@ -130,8 +130,8 @@ def _versions(environment: Environment) -> str:
     commit = f" at commit {environment.git_commit[:12]}" if environment.git_commit else ""
     dirty = " with uncommitted changes" if environment.git_dirty else ""
     return (
-        f"kernarc-gate {environment.kernarc_version}{commit}{dirty}; Python {environment.python_version}; {libraries}: the "
-        "environment of the client and of builds that have none of their own."
+        f"kernarc-gate {environment.kernarc_version}{commit}{dirty}; Python {environment.python_version}; {libraries}: "
+        "the environment of the client and of builds that have none of their own."
     )
 
 
