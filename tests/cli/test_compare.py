@@ -1,74 +1,17 @@
-"""`kernarc-gate compare` and `check`, the real command line, against decoders of known speed and known output."""
+"""`kernarc-gate compare` and `calibrate`, the real command line, against decoders of known speed and known output."""
 
 import json
-import shutil
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kernarc.cli import main
 from kernarc.harness.conformance.process import ConformanceServer
 from kernarc.harness.runs import Run
 from kernarc.harness.storage import RunDirectory
 
-from .cycle_checkpoint import write_cycle_checkpoint
+from .conftest import Gate, WriteBuild
 
-FAKE_DECODER = Path(__file__).parents[1] / "harness" / "fake_decoder"
 SMALL = ["--depths", "32", "--requests", "4", "--max-tokens", "33", "--looks", "3", "--json"]
-
-WriteBuild = Callable[..., str]
-Gate = Callable[..., "Finished"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_cycle_checkpoint(tmp_path_factory.mktemp("cycle") / "model")
-
-
-@pytest.fixture
-def build(tmp_path: Path, model: Path) -> WriteBuild:
-    """Writes a build file whose engine is the stand-in decoder; returns its path."""
-
-    def write(name: str, *extra_args: str, drafts: int = 3, step_ms: float = 12.0) -> str:
-        arguments = json.dumps(["--step-ms", str(step_ms), *extra_args])
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(
-            f"engine: kernarc\nnum_speculative_tokens: {drafts}\nmodel: {{path: {model}}}\n"
-            f"pythonpath: [{FAKE_DECODER}]\nextra_args: {arguments}\n"
-        )
-        return str(path)
-
-    return write
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What the command left behind."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gate:
-    """Runs the real command line, in this process: importing the reference takes longer than any comparison here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-
-    def run(*arguments: str) -> Finished:
-        monkeypatch.setattr(sys, "argv", ["kernarc-gate", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        output = capsys.readouterr()
-        return Finished(int(stopped.value.code or 0), output.out, output.err)
-
-    return run
 
 
 def verdict_file(tmp_path: Path, run: str = "run") -> dict[str, Any]:
@@ -204,67 +147,6 @@ def test_interrupted_comparison_is_resumed_to_its_verdict(gate: Gate, build: Wri
     again = gate("compare", "--resume", "run", "--json")
     assert again.returncode == 1, again.stderr
     assert json.loads(again.stdout)["depths"][0]["pairs"] == 12
-
-
-def test_check_judges_a_finished_run_and_notices_a_tampered_one(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
-    builds = f"{build('a')},{build('b')}"
-    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33"]
-    assert gate("bench", "--builds", builds, *small, "--out", "run").returncode == 0
-    sound = gate("check", "run")
-    assert sound.returncode == 0, sound.stderr
-    assert "PASS" in sound.stdout
-    stored = json.loads((tmp_path / "run" / "check.json").read_text())
-    assert [entry["verdict"] for entry in stored["output_checks"]] == ["PASS", "PASS"]
-    streams = tmp_path / "run" / "streams.jsonl"
-    lines = streams.read_text().splitlines()
-    changed = json.loads(lines[-1])
-    changed["events"][-1]["token_ids"][-1] = (changed["events"][-1]["token_ids"][-1] + 1) % 97
-    streams.write_text("\n".join([*lines[:-1], json.dumps(changed)]) + "\n")
-    wrong = gate("check", "run", "--json")
-    assert wrong.returncode == 1, wrong.stderr
-    output = json.loads(wrong.stdout)
-    assert output["verdict"] == "FAIL"
-    assert sum(entry["divergences"] for entry in output["output_checks"]) == 1
-
-
-def test_a_check_without_its_model_keeps_what_an_earlier_one_found(
-    gate: Gate, build: WriteBuild, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of builds it was not asked about; the model is looked for in the home folder, and where --model says."""
-    shutil.copytree(model, tmp_path / "home" / "model")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33"]
-    assert gate("bench", "--builds", f"{build('a')},{build('b')}", *small, "--out", "run").returncode == 0
-    manifest = tmp_path / "run" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(str(model), "~/model"))
-
-    def verdicts() -> list[tuple[str, str]]:
-        stored = json.loads((tmp_path / "run" / "check.json").read_text())
-        return [(entry["build"], entry["verdict"]) for entry in stored["output_checks"]]
-
-    sound = gate("check", "run")
-    assert sound.returncode == 0, sound.stderr
-    assert "`kernarc-gate report run` renders the run with it" in sound.stderr
-    (tmp_path / "home" / "model").rename(tmp_path / "moved")
-    lost = gate("check", "run", "--builds", "b")
-    assert lost.returncode == 3, lost.stderr
-    assert "b: check.json keeps what an earlier check found" in lost.stderr
-    assert verdicts() == [("a", "PASS"), ("b", "PASS")]
-    assert gate("check", "run", "--model", "moved").returncode == 0
-    assert gate("check", "run", "--model", "nowhere").returncode == 2
-
-
-def test_a_check_of_fewer_streams_than_were_planned_is_no_pass(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
-    small = ["--depths", "32", "--requests", "3", "--max-tokens", "33"]
-    assert gate("bench", "--builds", f"{build('a')},{build('b')}", *small, "--out", "run").returncode == 0
-    streams = tmp_path / "run" / "streams.jsonl"
-    lines = streams.read_text().splitlines(keepends=True)
-    streams.write_text("".join(line for line in lines if '"d32-l0-r2"' not in line))
-    result = gate("check", "run", "--json")
-    assert result.returncode == 4, result.stderr
-    output = json.loads(result.stdout)
-    assert (output["verdict"], output["missing_streams"]) == ("VOID", {"a": 1, "b": 1})
-    assert "a: 1 streams are missing from the records: continue with `kernarc-gate bench --resume run`" in result.stderr
 
 
 def test_an_unexpected_exception_is_void_never_a_pass(

@@ -1,0 +1,70 @@
+"""`kernarc-gate check`, the real command line, on runs of decoders of known output."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import Gate, WriteBuild
+
+
+def test_check_judges_a_finished_run_and_notices_a_tampered_one(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    builds = f"{build('a')},{build('b')}"
+    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33"]
+    assert gate("bench", "--builds", builds, *small, "--out", "run").returncode == 0
+    sound = gate("check", "run")
+    assert sound.returncode == 0, sound.stderr
+    assert "PASS" in sound.stdout
+    stored = json.loads((tmp_path / "run" / "check.json").read_text())
+    assert [entry["verdict"] for entry in stored["output_checks"]] == ["PASS", "PASS"]
+    streams = tmp_path / "run" / "streams.jsonl"
+    lines = streams.read_text().splitlines()
+    changed = json.loads(lines[-1])
+    changed["events"][-1]["token_ids"][-1] = (changed["events"][-1]["token_ids"][-1] + 1) % 97
+    streams.write_text("\n".join([*lines[:-1], json.dumps(changed)]) + "\n")
+    wrong = gate("check", "run", "--json")
+    assert wrong.returncode == 1, wrong.stderr
+    output = json.loads(wrong.stdout)
+    assert output["verdict"] == "FAIL"
+    assert sum(entry["divergences"] for entry in output["output_checks"]) == 1
+
+
+def test_a_check_without_its_model_keeps_what_an_earlier_one_found(
+    gate: Gate, build: WriteBuild, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of builds it was not asked about; the model is looked for in the home folder, and where --model says."""
+    shutil.copytree(model, tmp_path / "home" / "model")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33"]
+    assert gate("bench", "--builds", f"{build('a')},{build('b')}", *small, "--out", "run").returncode == 0
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(model), "~/model"))
+
+    def verdicts() -> list[tuple[str, str]]:
+        stored = json.loads((tmp_path / "run" / "check.json").read_text())
+        return [(entry["build"], entry["verdict"]) for entry in stored["output_checks"]]
+
+    sound = gate("check", "run")
+    assert sound.returncode == 0, sound.stderr
+    assert "`kernarc-gate report run` renders the run with it" in sound.stderr
+    (tmp_path / "home" / "model").rename(tmp_path / "moved")
+    lost = gate("check", "run", "--builds", "b")
+    assert lost.returncode == 3, lost.stderr
+    assert "b: check.json keeps what an earlier check found" in lost.stderr
+    assert verdicts() == [("a", "PASS"), ("b", "PASS")]
+    assert gate("check", "run", "--model", "moved").returncode == 0
+    assert gate("check", "run", "--model", "nowhere").returncode == 2
+
+
+def test_a_check_of_fewer_streams_than_were_planned_is_no_pass(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    small = ["--depths", "32", "--requests", "3", "--max-tokens", "33"]
+    assert gate("bench", "--builds", f"{build('a')},{build('b')}", *small, "--out", "run").returncode == 0
+    streams = tmp_path / "run" / "streams.jsonl"
+    lines = streams.read_text().splitlines(keepends=True)
+    streams.write_text("".join(line for line in lines if '"d32-l0-r2"' not in line))
+    result = gate("check", "run", "--json")
+    assert result.returncode == 4, result.stderr
+    output = json.loads(result.stdout)
+    assert (output["verdict"], output["missing_streams"]) == ("VOID", {"a": 1, "b": 1})
+    assert "a: 1 streams are missing from the records: continue with `kernarc-gate bench --resume run`" in result.stderr
