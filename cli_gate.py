@@ -130,7 +130,6 @@ def check(
     from .gates.run_check import RunChecker, void_rules_of
     from .harness.storage import RunDirectory
     from .reports.gate_text import print_checks
-    from .reports.saved import SavedRun
     from .reports.validity import missing_streams
 
     directory = RunDirectory(run_dir)
@@ -148,7 +147,7 @@ def check(
         )
         identities = [checker.identity(names[0], name, streams, requests) for name in names[1:]]
     kept = write_check(run_dir, outcomes)
-    missing = missing_streams(SavedRun.load(run_dir), names)
+    missing = missing_streams(manifest, streams, names)
     verdict = _joint(outcomes)
     if missing and verdict is not Verdict.FAIL:
         verdict = Verdict.VOID
@@ -158,13 +157,18 @@ def check(
         click.echo(json.dumps({**document, "missing_streams": missing}))
     else:
         print_checks(outcomes, identities)
+    _tell(run_dir, manifest.kind, kept, missing)
+    sys.exit(verdict.exit_code)
+
+
+def _tell(run_dir: Path, kind: str, kept: list[str], missing: dict[str, int]) -> None:
+    """What the table of a check does not say."""
     for name in kept:
         click.echo(f"{name}: check.json keeps what an earlier check found", err=True)
     for name, count in missing.items():
-        resume = f"continue with `kernarc-gate {manifest.kind} --resume {run_dir}`"
+        resume = f"continue with `kernarc-gate {kind} --resume {run_dir}`"
         click.echo(f"{name}: {count:,} streams are missing from the records: {resume}", err=True)
     click.echo(f"{run_dir}: check.json; `kernarc-gate report {run_dir}` renders the run with it", err=True)
-    sys.exit(verdict.exit_code)
 
 
 def _gate_config_of(manifest: Any, config_name: str | None) -> Any:

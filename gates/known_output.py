@@ -12,11 +12,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from ..harness.checkpoints import RECIPE
 from ..harness.errors import KernarcError
 from .output_check import Scores
 
 NEXT_TOKENS = "next_tokens.npy"  # int64 [V], as decoder/synthetic.py writes it
-RECIPE = "structured.json"  # what that writes beside it
 
 
 class KnownOutputError(KernarcError):

@@ -24,7 +24,7 @@ SAMPLES = 16
 SAMPLE_BYTES = 2**20
 TELL_EVERY_S = 10.0
 _MAKING = ".making-"
-_RECIPE = "structured.json"  # beside structured weights, as decoder/synthetic.py writes it
+RECIPE = "structured.json"  # beside structured weights, as decoder/synthetic.py writes it
 FORMAT = 2  # of a structured checkpoint; raised when `model synth` writes other files, so that an old one is made anew
 
 Notify = Callable[[str], None]
@@ -45,9 +45,7 @@ class Checkpoint:
     @property
     def vocab_size(self) -> int:
         """Of config.json, or of its text part."""
-        config = self._json("config.json")
-        text = config.get("text_config")
-        size = (text if isinstance(text, dict) else config).get("vocab_size")
+        size = self._text_config().get("vocab_size")
         if not isinstance(size, int):
             raise ConfigError(
                 f"{self.path / 'config.json'} states no vocab_size", "is it a language model's directory?"
@@ -57,17 +55,15 @@ class Checkpoint:
     @property
     def window(self) -> int | None:
         """Positions that the model was made for; None where config.json does not say."""
-        config = self._json("config.json")
-        text = config.get("text_config")
-        window = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+        window = self._text_config().get("max_position_embeddings")
         return window if isinstance(window, int) else None
 
     @property
     def structured_acceptance(self) -> float | None:
         """The acceptance that structured weights were made for; None where the weights are not structured."""
-        if not (self.path / _RECIPE).is_file():
+        if not (self.path / RECIPE).is_file():
             return None
-        acceptance = self._json(_RECIPE).get("acceptance")
+        acceptance = self._json(RECIPE).get("acceptance")
         return float(acceptance) if isinstance(acceptance, int | float) else None
 
     @property
@@ -90,6 +86,12 @@ class Checkpoint:
             for piece in _pieces(path, size):
                 digest.update(piece)
         return digest.hexdigest()
+
+    def _text_config(self) -> dict[str, object]:
+        """config.json, or its text part."""
+        config = self._json("config.json")
+        text = config.get("text_config")
+        return text if isinstance(text, dict) else config
 
     def _json(self, name: str) -> dict[str, object]:
         path = self.path / name

@@ -1,6 +1,6 @@
 """General notes: every condition of the numbers, in words, from the manifest alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..harness.records import BuildRecord, Environment
@@ -75,8 +75,7 @@ def _model(build: BuildRecord) -> str:
 def _software(build: BuildRecord) -> str:
     text = f"{build.engine}{f' {build.engine_version}' if build.engine_version else ''}"
     if build.library_versions:
-        libraries = ", ".join(f"{name} {version}" for name, version in sorted(build.library_versions.items()))
-        text += f" with {libraries}"
+        text += f" with {_libraries(build.library_versions)}"
     if build.git_commit:
         text += f", commit {build.git_commit[:12]}{' with uncommitted changes' if build.git_dirty else ''}"
     return text
@@ -126,13 +125,17 @@ def _hardware(environment: Environment) -> str:
 
 
 def _versions(environment: Environment) -> str:
-    libraries = ", ".join(f"{name} {version}" for name, version in sorted(environment.library_versions.items()))
+    libraries = _libraries(environment.library_versions)
     commit = f" at commit {environment.git_commit[:12]}" if environment.git_commit else ""
     dirty = " with uncommitted changes" if environment.git_dirty else ""
     return (
         f"kernarc-gate {environment.kernarc_version}{commit}{dirty}; Python {environment.python_version}; {libraries}: "
         "the environment of the client and of builds that have none of their own."
     )
+
+
+def _libraries(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
 def _measured(run: SavedRun) -> str:

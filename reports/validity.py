@@ -1,6 +1,7 @@
 """Why a cell has no speed, and why two runs have no ratio. One place, so that table, history and page agree."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from ..harness.environment import require_comparable
 from ..harness.errors import ConfigError
@@ -16,7 +17,7 @@ def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> s
     streams = run.cell_streams(build, depth)
     reasons = void_reasons(streams)
     void = sum(stream.status is StreamStatus.VOID for stream in streams)
-    planned = run.manifest.requests_per_depth * _planned_launches(run, build)
+    planned = run.manifest.requests_per_depth * _planned_launches(run.manifest, build)
     expected = planned - run.excluded_streams(build, depth)
     if not streams:
         return "not measured"
@@ -30,12 +31,13 @@ def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> s
     return check.reason if check.state in refused else None
 
 
-def missing_streams(run: SavedRun, builds: Sequence[str]) -> dict[str, int]:
-    """Streams that were planned and are not recorded, of the builds that lack some."""
+def missing_streams(manifest: RunManifest, streams: Iterable[StreamRecord], builds: Sequence[str]) -> dict[str, int]:
+    """Streams that were planned and are not recorded, of the builds that lack some; warm-ups do not count."""
+    measured = Counter(stream.build for stream in streams if not stream.is_warmup)
     missing = {}
     for build in builds:
-        planned = len(run.manifest.depths) * run.manifest.requests_per_depth * _planned_launches(run, build)
-        recorded = sum(stream.build == build for stream in run.streams)
+        planned = len(manifest.depths) * manifest.requests_per_depth * _planned_launches(manifest, build)
+        recorded = measured[build]
         if recorded < planned:
             missing[build] = planned - recorded
     return missing
@@ -56,11 +58,8 @@ def incomparable(first: RunManifest, second: RunManifest) -> str | None:
     return None
 
 
-def measured_launches(run: SavedRun, build: str) -> int:
-    """Launches of a build that were measured to their end."""
-    return len({record.launch for record in run.manifest.launch_records if record.build == build})
-
-
-def _planned_launches(run: SavedRun, build: str) -> int:
+def _planned_launches(manifest: RunManifest, build: str) -> int:
     """A gate's launches are a limit that it may stop below; a bench's are a plan."""
-    return run.manifest.launches if run.manifest.kind == "bench" else measured_launches(run, build)
+    if manifest.kind == "bench":
+        return manifest.launches
+    return len({record.launch for record in manifest.launch_records if record.build == build})

@@ -197,18 +197,17 @@ def main() -> None:
         for length in map(int, options.lengths.split(",")):
             cases += attention_cases(rows, length, launch)
         for case in cases:
-            _print(case, rows, ceiling)
+            print_case(case, rows, ceiling)
         for case in product_cases(rows):  # one at a time: together their copies would fill a smaller card
-            _print(case, rows, ceiling)
+            print_case(case, rows, ceiling)
 
 
-def _print(case: Case, rows: int, ceiling: float) -> None:
+def print_case(case: Case, rows: int, ceiling: float, operations: int = 0) -> None:
+    """Time a case and print its line: GB/s beside the copy's, or TFLOP/s where it has operations to be bound by."""
     us = time_us(case)
     speed = case.num_bytes / us / 1e3
-    size = case.num_bytes / 1e6
-    print(
-        f"{case.name:28} rows {rows:2} {us:8.2f} us {size:9.2f} MB {speed:6.0f} GB/s {speed / ceiling:5.0%}", flush=True
-    )
+    rate = f"{operations / us / 1e6:6.0f} TFLOP/s" if operations else f"{speed:6.0f} GB/s {speed / ceiling:5.0%}"
+    print(f"{case.name:28} rows {rows:2} {us:8.2f} us {case.num_bytes / 1e6:9.2f} MB {rate}", flush=True)
 
 
 if __name__ == "__main__":

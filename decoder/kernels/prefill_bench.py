@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ..cuda_attention import attend
-from .bench import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, time_us
+from .bench import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, print_case
 from .fp8_rows import Fp8Rows, quantise_rows
 from .packing import PackedLinear, pack_fp8
 from .prefill import add_norm, gated_norm, merge_and_gate, swiglu
@@ -108,16 +108,9 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, copy {ceiling:.0f} GB/s")
     for rows in map(int, options.rows.split(",")):
         for case in row_cases(rows):
-            _print(case, rows, ceiling, 0)
+            print_case(case, rows, ceiling)
         for case, operations in matrix_cases(rows):
-            _print(case, rows, ceiling, operations)
-
-
-def _print(case: Case, rows: int, ceiling: float, operations: int) -> None:
-    us = time_us(case)
-    speed = case.num_bytes / us / 1e3
-    what = f"{operations / us / 1e6:6.0f} TFLOP/s" if operations else f"{speed:6.0f} GB/s {speed / ceiling:5.0%}"
-    print(f"{case.name:30} rows {rows:5} {us:9.1f} us {case.num_bytes / 1e6:9.1f} MB {what}", flush=True)
+            print_case(case, rows, ceiling, operations)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from kernarc.harness.conformance.process import ConformanceServer
 from kernarc.harness.conformance.truth import Truth
 from kernarc.harness.storage import RunDirectory
 
-FAKE_DECODER = Path(__file__).parents[1] / "harness" / "fake_decoder"
+from .conftest import FAKE_DECODER
+
 COMMAND = [sys.executable, "-m", "kernarc.cli", "bench"]
 
 
