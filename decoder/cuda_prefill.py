@@ -17,13 +17,14 @@ from .cuda_state import ACTIVATION, AttentionCache, SequenceState
 from .cuda_weights import AttentionMixer, CudaWeights, GdnMixer, LayerWeights
 from .errors import DecoderError
 from .kernels.fp8_rows import Fp8Rows, quantise_rows
+from .kernels.fp8_swiglu import runs_fp8_swiglu
 from .kernels.gdn_prefill import TRITON, Form, forms, gdn_prefill, is_right
 from .kernels.gdn_prepare import GdnCache
 from .kernels.launch import RING
 from .kernels.norm import rms_norm
 from .kernels.packing import TILE, PackedLinear
 from .kernels.prefill import Out, add_norm, gated_norm, merge_and_gate, prompt_gates, swiglu
-from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear
+from .kernels.prefill_fp8 import check_fp8_products, fits, fp8_linear, fp8_mlp_inner
 from .kernels.prompt_rope import prompt_rope
 from .kernels.unpack import unpack_into
 
@@ -67,8 +68,11 @@ class Prefill:
         dtype: torch.dtype = torch.bfloat16,
         piece_rows: int = PIECE_ROWS,
         fp8: bool = False,
+        one_swiglu: bool | None = None,
     ) -> None:
         """dtype: of the dense products; the residual stream is fp32. fp8: multiply in FP8 where the weights allow it.
+
+        one_swiglu: gate, up and SwiGLU in one FP8 kernel; unless given, where the card computes that right.
 
         Raises DecoderError where FP8 products are asked for and the card has none.
         """
@@ -83,6 +87,7 @@ class Prefill:
         device = weights.embedding.device
         if fp8:
             check_fp8_products(device)
+        self._one_swiglu = fp8 and (runs_fp8_swiglu(device) if one_swiglu is None else one_swiglu)
         self._cudnn = device.type == "cuda" and has_cudnn_attention(config, device)
         self._delta_rule = TRITON if device.type != "cuda" else _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)
@@ -159,7 +164,9 @@ class Prefill:
             else:
                 assert isinstance(cache, AttentionCache)
                 mixed = self._attention(normed.for_product, layer.mixer, cache, start)
-            normed = self._add_norm(stream, self._product(mixed, layer.mixer.out), layer.mlp_norm, layer.gate_up)
+            normed = self._add_norm(
+                stream, self._product(mixed, layer.mixer.out), layer.mlp_norm, layer.gate_up, tiled=self._fuses(layer)
+            )
             has_gates = isinstance(mixer, GdnMixer)
             reader = None if mixer is None else mixer.qkvz if isinstance(mixer, GdnMixer) else mixer.qkv
             normed = self._add_norm(stream, self._mlp(normed.for_product, layer), norm, reader, with_wide=has_gates)
@@ -167,11 +174,11 @@ class Prefill:
 
     def _add_norm(
         self, stream: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, reader: PackedLinear | None,
-        *, with_wide: bool = False,
+        *, with_wide: bool = False, tiled: bool = False,
     ) -> Normed:  # fmt: skip
-        """stream += y; its norm, in FP8 where `reader` multiplies so (and then wide only on request)."""
-        rows, width = y.shape
-        fp8 = Fp8Rows.empty(rows, width, y.device) if reader is not None and self._in_fp8(reader) else None
+        """stream += y; its norm, in FP8 (or its tiles) where `reader` multiplies so, and then wide only on request."""
+        in_fp8 = reader is not None and self._in_fp8(reader)
+        fp8 = Fp8Rows.empty(len(y), y.shape[1], y.device, tiled=tiled) if in_fp8 else None
         wide = torch.empty_like(y) if with_wide or fp8 is None else None
         add_norm(stream, y, weight, self.config.rms_norm_eps, wide=wide, fp8=fp8)
         return Normed(wide, fp8)
@@ -187,7 +194,12 @@ class Prefill:
         residual = self._product(pair, mtp.fc).float()
         self._project(self._normed(residual, mtp.layer.in_norm), self._mtp_mixer or mtp.layer.mixer, cache)
 
+    def _fuses(self, layer: LayerWeights) -> bool:
+        return self._one_swiglu and self._in_fp8(layer.gate_up) and self._in_fp8(layer.down)
+
     def _mlp(self, normed: Out, layer: LayerWeights) -> torch.Tensor:
+        if isinstance(normed, Fp8Rows) and normed.tiled:
+            return self._product(fp8_mlp_inner(normed, layer.gate_up, self._dense.view(torch.uint8)), layer.down)
         gate_up = self._product(normed, layer.gate_up)
         return self._product(swiglu(gate_up, self._room(len(gate_up), layer.down)), layer.down)
 

@@ -24,11 +24,15 @@ def _cache_dir() -> Path:
     return Path(base) / "kernarc" / "cubin"
 
 
+OWN_FEATURES = "own features:"  # in a source: it needs what only this very card has (sm_90a: warp group products)
+
+
 def compile_cubin(source: str, arch: int, defines: Mapping[str, int]) -> bytes:
     """Machine code of `source` for sm_{arch}; needs no GPU. Raises DecoderError with the compiler's log."""
     from cuda.bindings import nvrtc
 
-    options = [f"--gpu-architecture=sm_{arch}".encode(), b"--std=c++17", b"--device-as-default-execution-space"]
+    own = "a" if OWN_FEATURES in source else ""
+    options = [f"--gpu-architecture=sm_{arch}{own}".encode(), b"--std=c++17", b"--device-as-default-execution-space"]
     options += [f"-D{name}={value}".encode() for name, value in sorted(defines.items())]
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, None, None)
     _check(error, "create a compilation")

@@ -64,7 +64,7 @@ def swiglu(gate_up: torch.Tensor, out: Out) -> Out:
 @triton.jit
 def add_norm_kernel(
     p_stream, p_y, p_weight, p_out, p_values, p_scale, scale_stride, eps, D: tl.constexpr, PARTS: tl.constexpr,
-    N: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, FP8: tl.constexpr,
+    N: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr, FP8: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Program t: stream += y, then its RMSNorm; PARTS tiles of N column blocks.
 
@@ -94,7 +94,7 @@ def add_norm_kernel(
         if WIDE:
             tl.store(p_out + row * D + o_d, y.to(p_out.dtype.element_ty), mask=o_d < D)
         if FP8:
-            store_fp8(y, p_values, p_scale, row, part * N, D // B, scale_stride, B, N)
+            store_fp8(y, p_values, p_scale, row, part * N, D // B, scale_stride, B, N, TILED)
 
 
 def add_norm(
@@ -108,14 +108,14 @@ def add_norm(
 ) -> None:
     """stream fp32 [T, D] += y [T, D]; its RMSNorm with weight [D] into `wide` [T, D], into `fp8`, or into both.
 
-    In FP8 D must be a multiple of 128. Twin: norm.rms_norm_naive.
+    In FP8, rows or tiles, D must be a multiple of 128. Twin: norm.rms_norm_naive.
     """
     rows, width = y.shape
     values, scales, stride = (stream, stream, 0) if fp8 is None else _places(fp8)
     add_norm_kernel[(rows,)](
         stream, y, weight, stream if wide is None else wide, values, scales, stride, eps, D=width,
         PARTS=triton.cdiv(width, NORM_WARPS * BLOCK), N=NORM_WARPS, B=BLOCK, WIDE=wide is not None,
-        FP8=fp8 is not None, num_warps=NORM_WARPS,
+        FP8=fp8 is not None, TILED=fp8 is not None and fp8.tiled, num_warps=NORM_WARPS,
     )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import torch
 
 from ..cuda_attention import attend
 from .bench import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, print_case
-from .fp8_rows import Fp8Rows, quantise_rows
+from .fp8_rows import Fp8Rows, in_tiles, quantise_rows
+from .fp8_swiglu import fp8_swiglu, runs_fp8_swiglu
 from .packing import PackedLinear, pack_fp8
 from .prefill import add_norm, gated_norm, merge_and_gate, swiglu
 from .prefill_fp8 import fp8_product
@@ -88,11 +89,23 @@ def matrix_cases(rows: int) -> Iterator[tuple[Case, int]]:
             fp8_product(x, w, s, BF16)
 
         yield Case(f"FP8 product {name}", rows * (k + 2 * n) + n * k, CALLS, multiply), 2 * rows * n * k
+    yield from _swiglu_case(rows)
     query = _random(1, QUERY_HEADS, rows, HEAD_DIM, dtype=HALF)
     keys = _random(1, KEY_HEADS, rows, HEAD_DIM, dtype=HALF)
     operations = 2 * QUERY_HEADS * rows * rows * HEAD_DIM  # two products over half of the square
     num_bytes = (2 * query.numel() + 2 * keys.numel()) * 2
     yield Case("attention", num_bytes, CALLS, lambda _: attend(query, keys, keys, 0, cudnn=True)), operations
+
+
+def _swiglu_case(rows: int) -> Iterator[tuple[Case, int]]:
+    if CARD.type == "cuda" and not runs_fp8_swiglu(CARD):
+        return
+    x = in_tiles(quantise_rows(_random(rows, WIDTH, dtype=BF16)))
+    weights, scales = _random(2 * INNER, WIDTH, dtype=torch.float8_e4m3fn), torch.ones(2 * INNER // 128, WIDTH // 128)
+    scales, out = scales.to(CARD) * 0.02, Fp8Rows.empty(rows, INNER, CARD)
+    num_bytes = rows * (WIDTH + INNER) + 2 * INNER * WIDTH
+    case = Case("gate, up and SwiGLU to FP8", num_bytes, CALLS, lambda _: fp8_swiglu(x, weights, scales, out))
+    yield case, 2 * rows * 2 * INNER * WIDTH
 
 
 def _packed(n: int, k: int) -> PackedLinear:

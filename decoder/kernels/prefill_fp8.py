@@ -10,6 +10,7 @@ import torch
 
 from ..errors import DecoderError
 from .fp8_rows import ROW_MULTIPLE, Fp8Rows, quantise_rows
+from .fp8_swiglu import fp8_swiglu
 from .packing import BLOCK, PackedLinear
 from .prefill import add_norm, gated_norm, merge_and_gate, swiglu
 from .unpack import unpack_into
@@ -40,6 +41,14 @@ def fp8_linear(x: Fp8Rows, packed: PackedLinear, room: torch.Tensor, out_dtype: 
     return fp8_product(x, weights, packed.scales, out_dtype)[: x.rows]
 
 
+def fp8_mlp_inner(x: Fp8Rows, gate_up: PackedLinear, room: torch.Tensor) -> Fp8Rows:
+    """silu(gate)·up of x [T', K], in tiles → [T, N] in rows; `room` as for fp8_linear. gate_up [2 N, K] must fit."""
+    assert gate_up.scales is not None
+    assert gate_up.interleaved, "not gate and up"
+    weights = unpack_into(gate_up, room, tiled=True).view(torch.float8_e4m3fn)
+    return fp8_swiglu(x, weights, gate_up.scales, Fp8Rows.empty(x.rows, gate_up.n // 2, x.values.device))
+
+
 def check_fp8_products(device: torch.device) -> None:
     """Raise DecoderError where this card or this torch has no block-scaled FP8 product."""
     try:
@@ -60,14 +69,16 @@ def example_launches(empty: Callable[..., torch.Tensor]) -> None:
     """The kernels at the 27B shapes, for the compile check."""
     bf16, fp32 = torch.bfloat16, torch.float32
 
-    def room(width: int) -> Fp8Rows:
-        values = empty(64, width, dtype=torch.float8_e4m3fn)
-        return Fp8Rows(values, empty(width // BLOCK, 64, dtype=fp32).t(), 64)
+    def room(width: int, *, tiled: bool = False) -> Fp8Rows:
+        values = empty(256, width, dtype=torch.float8_e4m3fn)
+        return Fp8Rows(values, empty(width // BLOCK, 256, dtype=fp32).t(), 64, tiled)
 
     quantise_rows(empty(64, 10240, dtype=bf16))
     rows = empty(64, 5120, dtype=bf16)
     for wide in (rows, None):
-        add_norm(empty(64, 5120, dtype=fp32), rows, empty(5120, dtype=bf16), 1e-6, wide=wide, fp8=room(5120))
+        for tiled in (False, True):
+            fp8 = room(5120, tiled=tiled)
+            add_norm(empty(64, 5120, dtype=fp32), rows, empty(5120, dtype=bf16), 1e-6, wide=wide, fp8=fp8)
     swiglu(empty(64, 34816, dtype=bf16), room(17408))
     gated_norm(empty(64, 48, 128), empty(64, 6144, dtype=bf16), empty(128, dtype=bf16), 1e-6, room(6144))
     part = (empty(24, 64, 256), empty(24, 64, dtype=fp32))

@@ -3,8 +3,8 @@
 // A chunk is 16 KiB: 128 rows of 128 bytes, in the order 16-row unit of a pair, row group of 32, column slice of 32
 // bytes, row g of eight, 8-byte group t of the slice, half of the unit. So lane 4g + t of a warp reads 16 contiguous
 // bytes and holds the same 8 bytes of columns of rows g and g + 8. One warp a unit and row group, eight warps a chunk.
-// OUT: 0 the bytes as they are, 1 bf16, 2 fp32. FP8: e4m3 with scales, widened by its bits so that sm_80 runs the same;
-// otherwise the weights are bf16.
+// OUT: 0 the bytes as they are, 1 bf16, 2 fp32, 3 the bytes in tiles (fp8_rows.py), whole ones.
+// FP8: e4m3 with scales, widened by its bits so that sm_80 runs the same; otherwise the weights are bf16.
 
 #ifndef EMULATED
 typedef unsigned int u32;
@@ -31,7 +31,7 @@ struct Arguments {
     const unsigned char* packed;
     const float* scales;    // [scale rows, chunks]
     const int* scale_rows;  // [tiles, 8 units, 2 halves]
-    unsigned char* out;     // [rows, columns]
+    unsigned char* out;     // [rows, columns], or tiles of them
     int rows, columns, chunks;
 };
 #ifdef EMULATED
@@ -46,8 +46,12 @@ __device__ __forceinline__ float element(u32 low, u32 high, int e) {
 
 // Eight bytes of one row, which start at element `column`.
 __device__ __forceinline__ void store(const Arguments& a, int row, int column, u32 low, u32 high, float scale) {
-    unsigned char* const to = a.out + ((long long)row * a.columns + column) * (OUT == 2 ? 4 : OUT == 1 ? 2 : 1);
-    if (OUT == 0) {
+    unsigned char* to = a.out + ((long long)row * a.columns + column) * (OUT == 2 ? 4 : OUT == 1 ? 2 : 1);
+    if (OUT == 3) {
+        const long long tile = (long long)(row / TILE) * (a.columns / TILE) + column / TILE;
+        to = a.out + tile * TILE * TILE + row % TILE * TILE + (column % TILE / 16 ^ row % 8) * 16 + column % 16;
+    }
+    if (OUT == 0 || OUT == 3) {
         *(uint2*)to = make_uint2(low, high);
         return;
     }

@@ -3,6 +3,7 @@
 #pragma once
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +11,7 @@
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+typedef unsigned char u8;
 typedef long long i64;
 struct float4 { float x, y, z, w; };
 struct float2 { float x, y; };
@@ -50,7 +52,9 @@ static Fiber* self;
 static Index threadIdx, blockIdx;
 static int first_block, block_threads;
 
-#define BLOCK_SHARED(type, name) type& name = *(type*)block_memory[self->block].data()
+// As aligned as on a card, where swizzled tiles need 1,024 bytes.
+static char* shared_of(int cta) { return (char*)(((uintptr_t)block_memory[cta].data() + 1023) / 1024 * 1024); }
+#define BLOCK_SHARED(type, name) type& name = *(type*)shared_of(self->block)
 
 static void pause_fiber() { swapcontext(&self->context, &scheduler); }
 static void arrive(Barrier& b, int members) {
@@ -91,7 +95,7 @@ static void cluster_wait() { wait_past(cluster_barrier, self->cluster_generation
 typedef unsigned long long u64;
 static void expect(u64* barrier, int bytes) { *barrier = bytes; }
 template <class T> static T* in_block(T* own, int cta) {
-    return (T*)(block_memory[cta].data() + ((char*)own - block_memory[self->block].data()));
+    return (T*)(shared_of(cta) + ((char*)own - shared_of(self->block)));
 }
 static void send(float* own, u64* barrier, int cta, float v) {
     *in_block(own, cta) = v;
@@ -207,6 +211,17 @@ static void wait_phase(u64* barrier, int parity) {
         pause_fiber();
     }
 }
+static void arrive_in(u64* barrier, int cta) { arrive(in_block(barrier, cta)); }
+static void bulk_copy_to_both(void* to, const void* from, int bytes, u64* barrier) {
+    for (int cta = 0; cta < 2; ++cta) bulk_copy(in_block((char*)to, cta), from, bytes, in_block(barrier, cta));
+}
+static void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+static int cluster_rank() { return self->block; }
+template <int COUNT> static void take_registers() {}
+template <int COUNT> static void give_registers() {}
 static u32 count_arrival(u32* counter) { return (*counter)++; }
 static void wait_for_arrivals(const u32* counter, u32 count) {
     while (*counter < count) pause_fiber();
@@ -264,6 +279,42 @@ static void mma(float* d, const u32* a, const u32* b) {
 static void let_next_start() {}
 static void wait_for_previous() {}
 
+// Warp group products of e4m3 on swizzled tiles in shared memory: done at once, by every lane for what it holds.
+static float from_e4m3(u8 bits) {
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    float v = exponent ? std::ldexp(1.f + fraction / 8.f, exponent - 7) : std::ldexp(fraction / 8.f, -6);
+    if ((bits & 0x7f) == 0x7f) v = NAN;
+    return bits & 0x80 ? -v : v;
+}
+static u64 matrix(const void* p) { return (uintptr_t)p >> 4; }
+static float swizzled(u64 matrix, int row, int byte) {
+    uintptr_t p = (matrix << 4) + row / 8 * 1024 + row % 8 * 128 + byte;
+    return from_e4m3(*(u8*)(p ^ (p >> 3 & 0x70)));
+}
+static void multiply(float (&d)[64], u64 x, u64 w, int add) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    for (int i = 0; i < 64; ++i) {
+        int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (!add) d[i] = 0;
+        for (int k = 0; k < 32; ++k) d[i] += swizzled(x, row, k) * swizzled(w, column, k);
+    }
+}
+static u32 to_e4m3(float v) {  // to nearest even, saturating
+    u32 sign = std::signbit(v) ? 0x80 : 0;
+    v = std::fabs(v);
+    if (std::isnan(v)) return sign | 0x7f;
+    if (v >= 448.f) return sign | 0x7e;
+    int exponent = std::max(v > 0 ? std::ilogb(v) : -6, -6);
+    int steps = std::nearbyint(std::ldexp(v, 3 - exponent));  // of an eighth; below 8 it is subnormal
+    return sign | (exponent + 6) * 8 + steps;
+}
+static u32 pair_of_e4m3(float low, float high) { return to_e4m3(low) | to_e4m3(high) << 8; }
+static float reciprocal(float x) { return 1.f / x; }
+static void products_begin() {}
+static void products_commit() {}
+static void products_wait() {}
+static void pin(float&) {}
+
 // Run `entry` as `clusters` clusters of `blocks` CTAs of `threads` threads, one cluster after the other; shared memory
 // starts as NaN. Round robin from a moving start, so that no order of threads is the only one tried.
 static void run_clusters(void (*entry)(), int clusters, int blocks, int threads, size_t shared_bytes) {
@@ -273,7 +324,7 @@ static void run_clusters(void (*entry)(), int clusters, int blocks, int threads,
         cluster_barrier = {};
         warp_barriers.assign(blocks * threads / 32, {});
         block_barriers.assign(blocks, {});
-        block_memory.assign(blocks, std::vector<char>(shared_bytes, (char)0xff));
+        block_memory.assign(blocks, std::vector<char>(shared_bytes + 1023, (char)0xff));
         exchange.assign(blocks * threads, NAN);
         exchange_rows.assign(blocks * threads, nullptr);
         exchange_words.assign(blocks * threads * 8, 0);

@@ -143,8 +143,14 @@ def test_bf16_weights_and_small_prefill_pieces(fused_gdn: bool, bf16_checkpoint:
     assert worst_gap(bf16_checkpoint, PROMPT, ids) < TIE
 
 
+NEEDS_WARP_GROUPS = pytest.mark.skipif(
+    ON_CARD and torch.cuda.get_device_capability() != (9, 0), reason="the fused kernel is for sm_90"
+)
+
+
 @pytest.mark.skipif(ON_CARD and torch.cuda.get_device_capability() < (9, 0), reason="no FP8 products on this card")
-def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize("one_swiglu", [False, pytest.param(True, marks=NEEDS_WARP_GROUPS)], ids=["apart", "fused"])
+def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str, one_swiglu: bool) -> None:
     """Every product and every kernel in front of one in FP8: activations keep three bits of mantissa behind the one."""
     wide = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 128}
     heads = {"num_attention_heads": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
@@ -156,6 +162,7 @@ def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str) -> 
         assert all(map(fits, running.weights.layers[0].linears()))
         short = running._prefill.run(PROMPT).float()
         running._prefill.fp8_rows = 1
+        running._prefill._one_swiglu = one_swiglu
         running._state.reset()
         hidden.append(running._prefill.run(PROMPT).float())
     assert torch.equal(short, hidden[0])  # so few rows are not worth it

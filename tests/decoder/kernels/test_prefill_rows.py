@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernarc.decoder.kernels.fp8_rows import Fp8Rows, quantise_rows, quantise_rows_naive
+from kernarc.decoder.kernels.fp8_rows import Fp8Rows, quantise_rows, quantise_rows_naive, untiled
 from kernarc.decoder.kernels.gdn_verify import gated_norm_naive
 from kernarc.decoder.kernels.norm import rms_norm_naive
 from kernarc.decoder.kernels.packing import pack_fp8, unpack
@@ -22,8 +22,8 @@ from kernarc.decoder.kernels.rope_qk import rope_naive, rope_tables
 from .errors import relative_error
 
 
-def nan_rows(rows: int, width: int, device: str) -> Fp8Rows:
-    out = Fp8Rows.empty(rows, width, torch.device(device))
+def nan_rows(rows: int, width: int, device: str, *, tiled: bool = False) -> Fp8Rows:
+    out = Fp8Rows.empty(rows, width, torch.device(device), tiled=tiled)
     out.values.view(torch.uint8).fill_(0x7F)
     out.scale.fill_(float("nan"))
     return out
@@ -110,6 +110,20 @@ def test_residual_addition_and_norm(width: int, device: str) -> None:
             torch.testing.assert_close(wide, expected)
         if fp8 is not None:
             is_quantised(fp8, expected)
+
+
+@pytest.mark.parametrize("rows", [5, 300])
+def test_norms_in_tiles_are_the_norms_in_rows(rows: int, device: str) -> None:
+    stream, y, weight = (torch.randn(*size, device=device) for size in ((rows, 640), (rows, 640), (640,)))
+    plain, in_tiles = (nan_rows(rows, 640, device, tiled=tiled) for tiled in (False, True))
+    for out in (plain, in_tiles):
+        add_norm(stream.clone(), y, weight, 1e-6, wide=None, fp8=out)
+    values = untiled(in_tiles.values.view(torch.uint8))
+    assert torch.equal(values[:rows], plain.values[:rows].view(torch.uint8))
+    assert torch.equal(in_tiles.scale[:rows], plain.scale[:rows])
+    assert len(values) == -(-rows // 256) * 256
+    assert values[rows:].eq(0x7F).all()
+    assert in_tiles.scale[rows:].isnan().all()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 1), (7, 3), (0, 2), (8, 8)])

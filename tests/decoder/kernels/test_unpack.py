@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from kernarc.decoder.errors import DecoderError
+from kernarc.decoder.kernels.fp8_rows import untiled
 from kernarc.decoder.kernels.nvrtc import compile_cubin
 from kernarc.decoder.kernels.packing import PackedLinear, pack_bf16, pack_fp8, pack_int8, unpack
 from kernarc.decoder.kernels.unpack import SOURCE, arguments_of, definitions, unpack_bytes, unpack_into
 
 from .emulator import COMPILER, emulate
 
-Unpack = Callable[[PackedLinear, torch.Tensor], torch.Tensor]
+Unpack = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
@@ -24,10 +25,10 @@ def run(device: str, tmp_path_factory: pytest.TempPathFactory) -> Unpack:
         pytest.skip("the emulator needs g++")
     folder: Path = tmp_path_factory.mktemp("emulated")
 
-    def emulated(packed: PackedLinear, out: torch.Tensor) -> torch.Tensor:
+    def emulated(packed: PackedLinear, out: torch.Tensor, *, tiled: bool = False) -> torch.Tensor:
         dense = out.view(-1)[: packed.n * packed.k].view(packed.n, packed.k)
         grid = packed.tiles * packed.chunks
-        made = definitions(packed, out.dtype)
+        made = definitions(packed, out.dtype, tiled=tiled)
         emulate(SOURCE, "unpack", made, arguments_of(packed, dense), folder, grid=grid, together=1)
         return dense
 
@@ -67,6 +68,16 @@ def test_unpacking_gives_back_the_weights(rows: int, columns: int, run: Unpack, 
             assert (raw[size:] == 0x7F).all()
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(128, 128), (256, 384)])
+def test_bytes_are_unpacked_into_tiles(rows: int, columns: int, run: Unpack, device: str) -> None:
+    for packed in _packings(rows, columns)[:3]:
+        in_rows, in_tiles = (
+            torch.full((packed.n * packed.k + 8,), 0x7F, dtype=torch.uint8, device=device) for _ in range(2)
+        )
+        assert torch.equal(untiled(run(_on(device, packed), in_tiles, tiled=True)), run(_on(device, packed), in_rows))
+        assert (in_tiles[packed.n * packed.k :] == 0x7F).all()
+
+
 def test_the_twin_gives_the_same_bytes() -> None:
     for packed in _packings(144, 264)[:3]:
         raw = torch.empty(packed.n * packed.k, dtype=torch.uint8)
@@ -79,6 +90,8 @@ def test_what_cannot_be_written_is_refused() -> None:
     dense = torch.randn(128, 128).to(torch.bfloat16)
     with pytest.raises(DecoderError, match=r"bf16 weights as torch\.uint8"):
         definitions(pack_bf16(dense), torch.uint8)
+    with pytest.raises(DecoderError, match=r"32 x 40 weights as torch\.uint8 in tiles"):
+        definitions(_packings(32, 40)[0], torch.uint8, tiled=True)
     with pytest.raises(DecoderError, match="int8 weights"):
         definitions(pack_int8(dense.to(torch.int8), torch.ones(1, 1)), torch.bfloat16)
     with pytest.raises(DecoderError, match=r"FP8 weights as torch\.float16"):
@@ -92,3 +105,4 @@ def test_it_compiles(arch: int) -> None:
     ):
         assert compile_cubin(SOURCE.read_text(), arch, definitions(packed, dtype))
     assert compile_cubin(SOURCE.read_text(), arch, definitions(_packings(32, 40)[2], torch.uint8))
+    assert compile_cubin(SOURCE.read_text(), arch, definitions(_packings(128, 128)[2], torch.uint8, tiled=True))
