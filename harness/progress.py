@@ -36,14 +36,16 @@ class TimeLeft:
     """Estimates the time that slots will take from the streams seen so far, by build and depth."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._measured: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._warm_ups: dict[tuple[str, int], list[float]] = defaultdict(list)
 
     def add(self, stream: StreamRecord) -> None:
         """Learns from a finished stream."""
-        self._seconds[stream.build, stream.depth].append((stream.ended_ns - stream.sent_ns) / 1e9)
+        seen = self._warm_ups if stream.is_warmup else self._measured
+        seen[stream.build, stream.depth].append((stream.ended_ns - stream.sent_ns) / 1e9)
 
     def seconds(self, slots: Iterable[Slot]) -> float | None:
-        """For these slots; None until some stream of the build, or of the depth, has been seen for each."""
+        """For these slots; None until some stream of the depth has been seen for each."""
         total = 0.0
         for slot in slots:
             estimate = self._one(slot)
@@ -53,12 +55,18 @@ class TimeLeft:
         return total
 
     def _one(self, slot: Slot) -> float | None:
-        same = self._seconds.get((slot.build, slot.depth))
-        if same:
-            return sum(same) / len(same)
-        seen = [
-            (sum(seconds) / len(seconds)) * max(1.0, slot.depth / depth)
-            for (build, depth), seconds in self._seconds.items()
-            if build == slot.build
+        """The mean of the build's streams at the depth, or what the slowest other build takes there.
+
+        A warm-up, in which an engine may compile for minutes, counts only until a stream was measured. From one depth
+        nothing follows for another: a prompt takes neither the same time nor one in proportion.
+        """
+        for seen in (self._measured, self._warm_ups):
+            if same := seen.get((slot.build, slot.depth)):
+                return sum(same) / len(same)
+        others = [
+            sum(seconds) / len(seconds)
+            for seen in (self._measured, self._warm_ups)
+            for (_, depth), seconds in seen.items()
+            if depth == slot.depth
         ]
-        return max(seen) if seen else None
+        return max(others, default=None)

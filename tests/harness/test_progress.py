@@ -33,12 +33,26 @@ def test_time_left_is_the_mean_of_the_same_build_and_depth(stream: MakeStream) -
     assert time_left.seconds(slots(("a", 128), ("a", 128), ("b", 128))) == pytest.approx(3 + 3 + 10)
 
 
-def test_an_unseen_depth_is_scaled_from_the_seen_ones(stream: MakeStream) -> None:
+def test_a_build_that_was_not_seen_at_a_depth_takes_as_long_as_another(stream: MakeStream) -> None:
     time_left = TimeLeft()
-    time_left.add(stream(build="a", depth=100, sent_ns=0, ended_ns=10**9))
-    assert time_left.seconds(slots(("a", 400))) == pytest.approx(4)
-    assert time_left.seconds(slots(("a", 50))) == pytest.approx(1)
-    assert time_left.seconds(slots(("b", 100))) is None
+    for build, seconds in (("a", 2), ("b", 5)):
+        time_left.add(stream(build=build, depth=128, sent_ns=0, ended_ns=seconds * 10**9))
+    assert time_left.seconds(slots(("c", 128), ("a", 128))) == pytest.approx(5 + 2)
+
+
+def test_nothing_is_said_of_a_depth_that_was_not_seen(stream: MakeStream) -> None:
+    """An engine's first request, which compiled for 18 s at 128 tokens, once promised hours for 65,536."""
+    time_left = TimeLeft()
+    time_left.add(stream(build="a", depth=128, sent_ns=0, ended_ns=18 * 10**9))
+    assert time_left.seconds(slots(("a", 128), ("a", 65536))) is None
+
+
+def test_a_warm_up_counts_until_a_stream_was_measured(stream: MakeStream) -> None:
+    time_left = TimeLeft()
+    time_left.add(stream(build="a", depth=128, is_warmup=True, sent_ns=0, ended_ns=18 * 10**9))
+    assert time_left.seconds(slots(("a", 128))) == pytest.approx(18)
+    time_left.add(stream(build="a", depth=128, sent_ns=0, ended_ns=10**9))
+    assert time_left.seconds(slots(("a", 128))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
