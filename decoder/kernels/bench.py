@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from .command_line import counts, exit_with, require_card
 from .gdn import gdn_step, gdn_step_fits
 from .gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from .gdn_verify import gate_output, gdn_recur
@@ -180,13 +181,14 @@ def attention_cases(rows: int, length: int, launch: Launch) -> Iterator[Case]:
 def main() -> None:
     """Print one line a kernel and row count."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="1,2,3,4,5,8,9")
-    parser.add_argument("--lengths", default="128,8192,65536")
+    parser.add_argument("--rows", type=counts, default="1,2,3,4,5,8,9")
+    parser.add_argument("--lengths", type=counts, default="128,8192,65536")
     options = parser.parse_args()
+    require_card()
     ceiling = copy_gb_per_s()
     print(f"{torch.cuda.get_device_name()}, copy {ceiling:.0f} GB/s")
     launch = Launch(torch.cuda.get_device_capability() >= (9, 0))
-    for rows in map(int, options.rows.split(",")):
+    for rows in options.rows:
         stream, out = _random(rows, WIDTH, dtype=FP32), _random(rows, WIDTH)
         gain = _random(WIDTH)
         norm = Case(
@@ -194,7 +196,7 @@ def main() -> None:
             lambda i, s=stream, o=out, g=gain: rms_norm(s, g, 1e-6, o, launch=launch),  # type: ignore[misc]
         )  # fmt: skip
         cases = [norm, *gdn_cases(rows, launch)]
-        for length in map(int, options.lengths.split(",")):
+        for length in options.lengths:
             cases += attention_cases(rows, length, launch)
         for case in cases:
             print_case(case, rows, ceiling)
@@ -211,5 +213,4 @@ def print_case(case: Case, rows: int, ceiling: float, operations: int = 0) -> No
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    exit_with(main)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from .command_line import counts, exit_with, names_of, require_card
 from .gdn import CTA_COLUMNS, SOURCE, arguments_of, definitions, gdn_step, gdn_step_naive
 from .gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from .gdn_verify import gate_output, gdn_recur
@@ -277,23 +278,23 @@ def attention_mixers(bench: Bench, length: int) -> dict[str, Mixer]:
 def main() -> None:
     """Print one line a mixer."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="4")
+    parser.add_argument("--rows", type=counts, default="4")
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--lengths", default="128,8192")
-    parser.add_argument("--parts", default="gdn,attention")
+    parser.add_argument("--lengths", type=counts, default="128,8192")
+    parser.add_argument("--parts", type=names_of(("gdn", "attention")), default="gdn,attention")
     options = parser.parse_args()
+    require_card()
     print(torch.cuda.get_device_name(), flush=True)
-    for rows in map(int, options.rows.split(",")):
+    for rows in options.rows:
         if "gdn" in options.parts:
             print("\n".join(check_gdn(rows)), flush=True)
             bench = Bench.make(rows, options.layers, CHANNELS + 6144)
             bench.report(empty_mixers() | gdn_mixers(bench, *_gdn_layers(options.layers)))
         if "attention" in options.parts:
             bench = Bench.make(rows, options.layers, 14336)
-            for length in map(int, options.lengths.split(",")):
+            for length in options.lengths:
                 bench.report(attention_mixers(bench, length))
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    exit_with(main)

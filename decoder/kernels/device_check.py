@@ -20,6 +20,7 @@ from ..cuda_session import CudaSession
 from ..draft_vocabulary import DraftVocabulary
 from ..synthetic import TokenCycle
 from ..weights import Checkpoint
+from .command_line import counts, exit_with, require_card
 from .model_bench import profile_prefill
 from .step_profile import StepProfiler, write_profile
 
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> int:
     """Run the check; the exit code."""
     options = _options(arguments)
     config = ModelConfig.from_directory(options.model)
-    depths = [int(depth) for depth in options.depths.split(",")]
+    depths = options.depths
+    require_card()
     window = max(depths) + (options.steps + 24) * (options.drafts + 1)
     print(_card(), flush=True)
     start = time.perf_counter()
@@ -59,7 +61,7 @@ def main(arguments: list[str]) -> int:
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--depths", default="128,8192,32768,65536")
+    parser.add_argument("--depths", type=counts, default="128,8192,32768,65536")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--draft-vocab", type=Path, help="draft only the tokens of this file")
@@ -134,5 +136,4 @@ def _print_kernels(kernels: list[tuple[str, float]], steps: int) -> None:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        sys.exit(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from .command_line import counts, exit_with, names_of, require_card
 from .gdn_prefill import CUDA, TRITON, Form, gdn_prefill
 from .gdn_verify import delta_rule_naive
 
@@ -83,13 +84,11 @@ def bench(card: torch.device, row_counts: list[int], names: list[str]) -> None:
 def main() -> None:
     """Print errors and times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="8192,16384")
-    parser.add_argument("--forms", default="cuda,triton")
+    parser.add_argument("--rows", type=counts, default="8192,16384")
+    parser.add_argument("--forms", type=names_of(list(FORMS)), default="cuda,triton")
     options = parser.parse_args()
-    card = torch.device("cuda", torch.cuda.current_device())
-    bench(card, [int(rows) for rows in options.rows.split(",")], options.forms.split(","))
+    bench(require_card(), options.rows, options.forms)
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    exit_with(main)

@@ -18,6 +18,7 @@ from ..config import ModelConfig
 from ..cuda_session import CudaSession
 from ..random_cuda_weights import RandomWeights
 from ..shapes import read_shape
+from .command_line import counts, draft_counts, exit_with, names_of, require_card
 from .gdn_prefill_bench import FORMS
 from .gdn_prefill_bench import bench as bench_delta_rule
 from .products import CudaProducts
@@ -32,9 +33,7 @@ def main() -> None:
     if options.layers:
         count = min(options.layers, config.num_hidden_layers)
         config = replace(config, num_hidden_layers=count, layer_types=config.layer_types[:count])
-    depths = [int(depth) for depth in options.depths.split(",")]
-    drafts = [int(count) for count in options.drafts.split(",") if count]
-    card = torch.device("cuda", torch.cuda.current_device())
+    depths, drafts, card = options.depths, options.drafts, require_card()
     print(
         f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}, {options.shape}, "
         f"{config.num_hidden_layers} layers, draft head {options.draft_rows or config.vocab_size} rows",
@@ -45,7 +44,7 @@ def main() -> None:
     weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
     window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
     products = CudaProducts(weights.linears(), card)
-    gdns, kinds = options.gdn.split(","), options.prefill.split(",")
+    gdns, kinds = options.gdn, options.prefill
     for gdn, kind in [(gdns[0], kind) for kind in kinds] + [(gdn, kinds[0]) for gdn in gdns[1:]]:
         start = time.perf_counter()
         session = CudaSession(
@@ -66,13 +65,16 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="27b")
     parser.add_argument("--layers", type=int, help="only the first so many layers")
-    parser.add_argument("--depths", default="8192,65536")
-    parser.add_argument("--drafts", default="3", help="draft counts to time, empty for none")
+    parser.add_argument("--depths", type=counts, default="8192,65536")
+    parser.add_argument("--drafts", type=draft_counts, default="3", help="draft counts to time, empty for none")
     parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--prefill", default="bf16", help="bf16, fp8, or both: bf16,fp8")
+    parser.add_argument(
+        "--prefill", type=names_of(("bf16", "fp8")), default="bf16", help="bf16, fp8, or both: bf16,fp8"
+    )
     parser.add_argument(
         "--gdn",
+        type=names_of(("early", "late", "split")),
         default="early",
         help="a GDN layer of a step: early or late gates in one kernel, split in three; or several",
     )
@@ -119,5 +121,4 @@ def profile_prefill(session: CudaSession, depth: int) -> None:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    exit_with(main)

@@ -11,6 +11,7 @@ import torch
 
 from ..cuda_attention import attend
 from .bench import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, print_case
+from .command_line import counts, exit_with, require_card
 from .fp8_rows import Fp8Rows, in_tiles, quantise_rows
 from .fp8_swiglu import fp8_swiglu, runs_fp8_swiglu
 from .packing import PackedLinear, pack_fp8
@@ -115,11 +116,12 @@ def _packed(n: int, k: int) -> PackedLinear:
 def main() -> None:
     """Print one line a kernel and row count."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="8192")
+    parser.add_argument("--rows", type=counts, default="8192")
     options = parser.parse_args()
+    require_card()
     ceiling = copy_gb_per_s()
     print(f"{torch.cuda.get_device_name()}, copy {ceiling:.0f} GB/s")
-    for rows in map(int, options.rows.split(",")):
+    for rows in options.rows:
         for case in row_cases(rows):
             print_case(case, rows, ceiling)
         for case, operations in matrix_cases(rows):
@@ -127,5 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    exit_with(main)

@@ -17,6 +17,7 @@ from ..config import ModelConfig
 from ..cuda_session import CudaSession
 from ..random_cuda_weights import RandomWeights
 from ..shapes import read_shape
+from .command_line import exit_with, require_card
 from .products import CudaProducts
 
 RSS_SLACK_BYTES = 32 << 20  # allocator arenas settle late; a leak of a few bytes a step would be 10,000 times that
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> int:
     config = ModelConfig.from_dict(read_shape("tiny"))
     layers = (config.layer_types * options.layers)[: options.layers]
     config = replace(config, num_hidden_layers=options.layers, layer_types=layers)
-    card = torch.device("cuda", torch.cuda.current_device())
+    card = require_card()
     weights = RandomWeights(config, card).model()
     window = max(PROMPTS) + 9 * (STEPS_A_PROMPT + 1)
     session = CudaSession(config, weights, CudaProducts(weights.linears(), card), max_context=window, device=card)
@@ -113,5 +114,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        sys.exit(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))
