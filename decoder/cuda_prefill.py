@@ -68,11 +68,8 @@ class Prefill:
         dtype: torch.dtype = torch.bfloat16,
         piece_rows: int = PIECE_ROWS,
         fp8: bool = False,
-        one_swiglu: bool | None = None,
     ) -> None:
         """dtype: of the dense products; the residual stream is fp32. fp8: multiply in FP8 where the weights allow it.
-
-        one_swiglu: gate, up and SwiGLU in one FP8 kernel; unless given, where the card computes that right.
 
         Raises DecoderError where FP8 products are asked for and the card has none.
         """
@@ -87,7 +84,7 @@ class Prefill:
         device = weights.embedding.device
         if fp8:
             check_fp8_products(device)
-        self._one_swiglu = fp8 and (runs_fp8_swiglu(device) if one_swiglu is None else one_swiglu)
+        self._one_swiglu = fp8 and runs_fp8_swiglu(device)
         self._cudnn = device.type == "cuda" and has_cudnn_attention(config, device)
         self._delta_rule = TRITON if device.type != "cuda" else _trusted_form(state, weights)
         self._dense = torch.empty(max(packed.n * packed.k for packed in self._linears()), dtype=dtype, device=device)

@@ -43,14 +43,14 @@ class Fp8Rows:
         return cls(values, scale, rows, tiled)
 
 
-def tiled(values: torch.Tensor) -> torch.Tensor:
+def to_tiles(values: torch.Tensor) -> torch.Tensor:
     """Bytes or e4m3 [R, K], multiples of 128, in rows → the same in tiles."""
     tiles = values.view(torch.uint8).view(len(values) // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2)
     return _swizzled(tiles).view(values.shape).view(values.dtype)
 
 
-def untiled(values: torch.Tensor) -> torch.Tensor:
-    """The inverse of tiled."""
+def from_tiles(values: torch.Tensor) -> torch.Tensor:
+    """The inverse of to_tiles."""
     tiles = values.view(torch.uint8).view(len(values) // BLOCK, -1, BLOCK, BLOCK)
     return _swizzled(tiles).transpose(1, 2).reshape(values.shape).view(values.dtype)
 
@@ -63,13 +63,13 @@ def _swizzled(tiles: torch.Tensor) -> torch.Tensor:
     return units[..., row, place, :].reshape(tiles.shape)
 
 
-def in_tiles(x: Fp8Rows) -> Fp8Rows:
+def rows_in_tiles(x: Fp8Rows) -> Fp8Rows:
     """A copy of `x` in tiles, padded with NaN: for checks of a kernel that reads tiles, without one that stores."""
     rows, width = x.rows, x.values.shape[1]
     out = Fp8Rows.empty(rows, width, x.values.device, tiled=True)
     padded = torch.full_like(out.values, 0x7F, dtype=torch.uint8)
     padded[:rows] = x.values[:rows].view(torch.uint8)
-    out.values.view(torch.uint8).copy_(tiled(padded))
+    out.values.view(torch.uint8).copy_(to_tiles(padded))
     out.scale.fill_(float("nan"))
     out.scale[:rows] = x.scale[:rows]
     return out

@@ -237,9 +237,9 @@ __device__ __forceinline__ void multiply_all(const Arguments& a, Shared& s, int 
 #pragma unroll
                 for (int k = 0; k < 4; ++k) multiply(part, x + k * 2, w + k * 2, k > 0);
                 products_commit();
-#pragma unroll
-                for (int i = 0; i < 64; ++i) pin(part[i]);
                 products_wait();
+#pragma unroll
+                for (int i = 0; i < 64; ++i) pin(part[i]);  // what follows depends on the wait
                 if (n == 1) sync_warp();
                 if (n == 1 && lane < CLUSTER) arrive_in(&s.empty[step % STAGES], lane);
 #pragma unroll

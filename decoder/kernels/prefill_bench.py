@@ -12,7 +12,7 @@ import torch
 from ..cuda_attention import attend
 from .bench import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, print_case
 from .command_line import counts, exit_with, require_card
-from .fp8_rows import Fp8Rows, in_tiles, quantise_rows
+from .fp8_rows import Fp8Rows, quantise_rows, rows_in_tiles
 from .fp8_swiglu import fp8_swiglu, runs_fp8_swiglu
 from .packing import PackedLinear, pack_fp8
 from .prefill import add_norm, gated_norm, merge_and_gate, swiglu
@@ -101,7 +101,7 @@ def matrix_cases(rows: int) -> Iterator[tuple[Case, int]]:
 def _swiglu_case(rows: int) -> Iterator[tuple[Case, int]]:
     if CARD.type == "cuda" and not runs_fp8_swiglu(CARD):
         return
-    x = in_tiles(quantise_rows(_random(rows, WIDTH, dtype=BF16)))
+    x = rows_in_tiles(quantise_rows(_random(rows, WIDTH, dtype=BF16)))
     weights, scales = _random(2 * INNER, WIDTH, dtype=torch.float8_e4m3fn), torch.ones(2 * INNER // 128, WIDTH // 128)
     scales, out = scales.to(CARD) * 0.02, Fp8Rows.empty(rows, INNER, CARD)
     num_bytes = rows * (WIDTH + INNER) + 2 * INNER * WIDTH

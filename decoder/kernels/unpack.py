@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from ..errors import DecoderError
-from .fp8_rows import tiled as in_tiles
+from .fp8_rows import to_tiles
 from .nvrtc import CudaKernel, arch_of, kernel
 from .packing import BLOCK, PackedLinear, unpack
 
 SOURCE = Path(__file__).with_name("unpack.cu")
 THREADS = 256
-_TILED_BYTES = 3
+_OUT_TILES = 3
 _OUT = {torch.uint8: 0, torch.bfloat16: 1, torch.float32: 2}
 
 
@@ -38,7 +38,7 @@ def unpack_into(packed: PackedLinear, out: torch.Tensor, *, tiled: bool = False)
     dense = out.view(-1)[: packed.n * packed.k].view(packed.n, packed.k)
     if not out.is_cuda:
         rows = unpack_bytes(packed) if out.dtype == torch.uint8 else unpack(packed)
-        dense.copy_(in_tiles(rows) if tiled else rows)
+        dense.copy_(to_tiles(rows) if tiled else rows)
         return dense
     arch = arch_of(out.device)
     made = tuple(sorted(definitions(packed, out.dtype, tiled=tiled).items()))
@@ -65,7 +65,7 @@ def definitions(packed: PackedLinear, out_dtype: torch.dtype, *, tiled: bool = F
         raise DecoderError(
             f"unpack.cu does not write {packed.n} x {packed.k} weights as {out_dtype} in tiles", "ask for rows"
         )
-    written = _TILED_BYTES if tiled else _OUT[out_dtype]
+    written = _OUT_TILES if tiled else _OUT[out_dtype]
     return {"FP8": int(packed.is_fp8), "OUT": written, "INTERLEAVED": int(packed.interleaved)}
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 HEADER = Path(__file__).with_name("emulate.h")
+PRODUCTS = HEADER.with_name("emulate_products.h")
 COMPILER = shutil.which("g++")
 _ENTRY = """
 static const Arguments* arguments;
@@ -24,7 +25,8 @@ extern "C" void run(const Arguments* a, int clusters, int blocks) {{
 def _library(source: Path, name: str, defines: tuple[tuple[str, int], ...], folder: Path) -> ctypes.CDLL:
     assert COMPILER is not None
     program = f'#include "{HEADER}"\n#include "{source}"\n' + _ENTRY.format(name=name)
-    key = hashlib.sha256(repr((program, source.read_text(), HEADER.read_text(), defines)).encode()).hexdigest()[:16]
+    texts = [path.read_text() for path in (source, HEADER, PRODUCTS)]
+    key = hashlib.sha256(repr((program, *texts, defines)).encode()).hexdigest()[:16]
     library = folder / f"{name}-{key}.so"
     command = [COMPILER, "-O1", "-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
     command += ["-DEMULATED", *(f"-D{key}={value}" for key, value in defines), "-x", "c++", "-", "-o", str(library)]

@@ -1,9 +1,11 @@
 """The whole CUDA session in the interpreter: its ids against the reference, its independence of the draft length."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from kernarc.decoder import cuda_prefill
 from kernarc.decoder.config import ModelConfig
 from kernarc.decoder.cuda_session import CudaSession
 from kernarc.decoder.cuda_weights import load_cuda_weights
@@ -150,12 +152,16 @@ NEEDS_WARP_GROUPS = pytest.mark.skipif(
 
 @pytest.mark.skipif(ON_CARD and torch.cuda.get_device_capability() < (9, 0), reason="no FP8 products on this card")
 @pytest.mark.parametrize("one_swiglu", [False, pytest.param(True, marks=NEEDS_WARP_GROUPS)], ids=["apart", "fused"])
-def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str, one_swiglu: bool) -> None:
+def test_prefill_in_fp8_is_near_prefill_in_fp32(
+    tmp_path: Path, device: str, one_swiglu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every product and every kernel in front of one in FP8: activations keep three bits of mantissa behind the one."""
     wide = {"hidden_size": 512, "intermediate_size": 512, "head_dim": 128}
     heads = {"num_attention_heads": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
     dims = {"linear_value_head_dim": 128, "linear_key_head_dim": 64}
     model = write_checkpoint(tmp_path / "model", SHAPE | wide | heads | dims, Layout(fp8=True), seed=5)
+    fused = Mock(side_effect=cuda_prefill.fp8_mlp_inner)
+    monkeypatch.setattr(cuda_prefill, "fp8_mlp_inner", fused)
     hidden = []
     for prefill_fp8 in (False, True):
         running = session(model.path, device, piece_rows=7, prefill_fp8=prefill_fp8)
@@ -165,6 +171,8 @@ def test_prefill_in_fp8_is_near_prefill_in_fp32(tmp_path: Path, device: str, one
         running._prefill._one_swiglu = one_swiglu
         running._state.reset()
         hidden.append(running._prefill.run(PROMPT).float())
+    pieces = -(-len(PROMPT) // 7)
+    assert fused.call_count == (pieces * running.config.num_hidden_layers if one_swiglu else 0)
     assert torch.equal(short, hidden[0])  # so few rows are not worth it
     error = float((hidden[1] - hidden[0]).norm() / hidden[0].norm())
     assert 1e-3 < error < (0.15 if ON_CARD else 0.3)  # the interpreter loses the carry of a mantissa that rounds up

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernarc.decoder.kernels.fp8_rows import Fp8Rows, quantise_rows, quantise_rows_naive, untiled
+from kernarc.decoder.kernels.fp8_rows import Fp8Rows, from_tiles, quantise_rows, quantise_rows_naive
 from kernarc.decoder.kernels.gdn_verify import gated_norm_naive
 from kernarc.decoder.kernels.norm import rms_norm_naive
 from kernarc.decoder.kernels.packing import pack_fp8, unpack
@@ -92,7 +92,7 @@ def test_gates_of_a_prompt(device: str) -> None:
     torch.testing.assert_close(beta, expected[1], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("width", [96, 160, 384, 640])
+@pytest.mark.parametrize("width", [96, 160, 384, 640, 1152])
 def test_residual_addition_and_norm(width: int, device: str) -> None:
     before, y = torch.randn(5, width, device=device), torch.randn(5, width, device=device)
     weight = torch.randn(width, device=device)
@@ -112,13 +112,14 @@ def test_residual_addition_and_norm(width: int, device: str) -> None:
             is_quantised(fp8, expected)
 
 
-@pytest.mark.parametrize("rows", [5, 300])
-def test_norms_in_tiles_are_the_norms_in_rows(rows: int, device: str) -> None:
-    stream, y, weight = (torch.randn(*size, device=device) for size in ((rows, 640), (rows, 640), (640,)))
-    plain, in_tiles = (nan_rows(rows, 640, device, tiled=tiled) for tiled in (False, True))
+@pytest.mark.parametrize(("rows", "width"), [(5, 640), (300, 640), (130, 1152)])
+def test_norms_in_tiles_are_the_norms_in_rows(rows: int, width: int, device: str) -> None:
+    """Also where a row is more than one part of the kernel's (1,024 columns)."""
+    stream, y, weight = (torch.randn(*size, device=device) for size in ((rows, width), (rows, width), (width,)))
+    plain, in_tiles = (nan_rows(rows, width, device, tiled=tiled) for tiled in (False, True))
     for out in (plain, in_tiles):
         add_norm(stream.clone(), y, weight, 1e-6, wide=None, fp8=out)
-    values = untiled(in_tiles.values.view(torch.uint8))
+    values = from_tiles(in_tiles.values.view(torch.uint8))
     assert torch.equal(values[:rows], plain.values[:rows].view(torch.uint8))
     assert torch.equal(in_tiles.scale[:rows], plain.scale[:rows])
     assert len(values) == -(-rows // 256) * 256

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernarc.decoder.errors import DecoderError
-from kernarc.decoder.kernels.fp8_rows import untiled
+from kernarc.decoder.kernels.fp8_rows import from_tiles
 from kernarc.decoder.kernels.nvrtc import compile_cubin
 from kernarc.decoder.kernels.packing import PackedLinear, pack_bf16, pack_fp8, pack_int8, unpack
 from kernarc.decoder.kernels.unpack import SOURCE, arguments_of, definitions, unpack_bytes, unpack_into
@@ -74,7 +74,9 @@ def test_bytes_are_unpacked_into_tiles(rows: int, columns: int, run: Unpack, dev
         in_rows, in_tiles = (
             torch.full((packed.n * packed.k + 8,), 0x7F, dtype=torch.uint8, device=device) for _ in range(2)
         )
-        assert torch.equal(untiled(run(_on(device, packed), in_tiles, tiled=True)), run(_on(device, packed), in_rows))
+        assert torch.equal(
+            from_tiles(run(_on(device, packed), in_tiles, tiled=True)), run(_on(device, packed), in_rows)
+        )
         assert (in_tiles[packed.n * packed.k :] == 0x7F).all()
 
 
