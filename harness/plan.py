@@ -1,6 +1,7 @@
 """All that a run will do, fixed before its first stream and kept beside its records, so that it can be resumed."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -67,12 +68,22 @@ class RunPlan(Record):
         endpoints = [build.config for build in self.builds if build.engine == "endpoint"]
         tokenizers = [checkpoint.tokenizer_json for checkpoint in checkpoints]
         tokenizers += [config.tokenizer_json for config in endpoints]
-        contents = {path.read_bytes() if path is not None else None for path in tokenizers}
+        contents = {None if path is None else _contents(path) for path in tokenizers}
         if len(contents) == 1 and tokenizers[0] is not None:
             return LibraryText(tokenizers[0])
         sizes = [checkpoint.vocab_size for checkpoint in checkpoints] + [config.vocab_size for config in endpoints]
         ends = {token for checkpoint in checkpoints for token in checkpoint.eos_token_ids}
         return RandomIds(min(sizes), tuple(ends))
+
+
+def _contents(tokenizer_json: Path) -> bytes:
+    try:
+        return tokenizer_json.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{tokenizer_json}: this tokenizer cannot be read: {error.strerror}",
+            "name a tokenizer.json as the build's `tokenizer`, or none: prompts are random ids then",
+        ) from error
 
 
 def write_plan(directory: RunDirectory, plan: RunPlan) -> None:

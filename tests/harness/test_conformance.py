@@ -1,6 +1,7 @@
 """The conformance server plays what its cases say, at the times they say, and the client is right on every one."""
 
 import json
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -24,25 +25,35 @@ from kernarc.harness.selftest_rows import CaseRow
 TOO_LONG_FOR_A_TEST = {"slow-first-token", *(f"chunks-{n}" for n in range(3, 16) if n != 8)}
 PLAYED = [name for name, case in CASES.items() if case not in TIMING and name not in TOO_LONG_FOR_A_TEST]
 
+LATE = 0.01  # that late stamps may move a rate by on a busy machine, in the best of ATTEMPTS
+ATTEMPTS = 8
 
-def is_close(row: CaseRow) -> bool:
-    """Right but for late stamps: a fault of counting is far outside this."""
-    if row.passed or row.truth.ttft_ms is None or row.measured.ttft_ms is None:
-        return row.passed
+
+def rate_error(row: CaseRow) -> float:
+    """How far the measured rates are off, as a fraction; 0 for what passed, infinite for what is wrong but for time."""
+    if row.passed:
+        return 0.0
+    if not row.missed_by_time_alone or row.truth.ttft_ms is None or row.measured.ttft_ms is None:
+        return math.inf
+    if abs(row.truth.ttft_ms - row.measured.ttft_ms) >= 50:
+        return math.inf
     pairs = [(row.truth.tpot_ms, row.measured.tpot_ms), (row.truth.step_ms, row.measured.step_ms)]
-    rates = all(true is measured or measured == pytest.approx(true, rel=0.2) for true, measured in pairs)
-    return row.missed_by_time_alone and rates and abs(row.truth.ttft_ms - row.measured.ttft_ms) < 50
+    errors = [
+        abs(measured / true - 1) if true and measured else math.inf for true, measured in pairs if true is not measured
+    ]
+    return max(errors, default=0.0)
 
 
 @pytest.mark.parametrize("name", PLAYED)
 def test_the_client_is_right_on(name: str, conformance_server: ConformanceServer) -> None:
     """Judged by the server's log. Other processes make single stamps late, a wrong client is wrong every time."""
     case = CASES[name]
-    for attempt in range(1, 6):
-        row = case_row(case, play(conformance_server, case, attempt), attempt)
-        if is_close(row) or not row.missed_by_time_alone:
+    rows = []
+    for attempt in range(1, ATTEMPTS + 1):
+        rows.append(case_row(case, play(conformance_server, case, attempt), attempt))
+        if rows[-1].passed or not rows[-1].missed_by_time_alone:
             break
-    assert is_close(row), row.mismatches
+    assert min(map(rate_error, rows)) < LATE, rows[-1].mismatches
 
 
 THREADS = (
