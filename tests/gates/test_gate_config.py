@@ -2,6 +2,7 @@
 
 import pytest
 from kernarc.gates.config import GateConfig, OutputCheckConfig
+from kernarc.harness.checkpoints import ensure_checkpoint
 from kernarc.harness.configfile import load, names, parse
 from kernarc.harness.errors import ConfigError
 
@@ -17,6 +18,16 @@ def test_shipped_gates_load(name: str) -> None:
 def test_default_is_the_designs() -> None:
     config = load("default", GateConfig)
     assert (config.confidence, config.n_resamples, config.looks[0]) == (0.95, 10_000, 5)
+
+
+def test_the_default_judges_weights_whose_answers_hang_on_numerics() -> None:
+    """Structured weights emit the right tokens whatever a stale cache or a wrong scale does to their logits."""
+    shipped = {name: load(name, GateConfig) for name in ("default", "text", "structured")}
+    trained = ensure_checkpoint(shipped["default"].model, lambda _: None)
+    assert trained.structured_acceptance is None
+    assert trained.tokenizer_json is not None
+    assert shipped["structured"].model.synth is not None
+    assert shipped["text"] == shipped["default"]
 
 
 @pytest.mark.parametrize(
