@@ -91,12 +91,15 @@ class OutputOutcome(Record):
 
     verdict INCONCLUSIVE: the check could not run; VOID: nothing to check, or degenerate text; reason says which.
     tau: the gap up to which a lower choice is a near-tie, from the reference in bf16 against itself in fp32.
+    is_structured: the weights fix every token by margins that wrong numerics do not bridge, so a pass says little of
+    those.
     """
 
     build: str
     verdict: Verdict
     reason: str
     reference: str = ""
+    is_structured: bool = False
     tau: float | None = None
     streams: int = 0
     positions: int = 0

@@ -18,6 +18,7 @@ from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict
 from .rates import clustered_rate
 
 WORST_KEPT = 5
+SAYS_LITTLE = "which says little about numerics (the gate `text` checks those)"
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, output ids
 
@@ -71,12 +72,14 @@ def check_build(
     max_divergence_rate: float = 0.0,
     end_token_ids: frozenset[int] = frozenset(),
     loops_void: bool = True,
+    is_structured: bool = False,
 ) -> OutputOutcome:
     """Checks the ok, measured streams of one build; those are the ones a speed cell is made of.
 
     prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
     cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
-    loops_void: whether repetition loops void the check or are only listed, as the run's rules say.
+    loops_void: whether repetition loops void the check or are only listed, as the run's rules say. is_structured: the
+    weights that were served are those of a structured checkpoint.
     """
     sound = [s for s in streams if s.build == build and not s.is_warmup and s.status is StreamStatus.OK]
     unknown = [stream.request_id for stream in sound if stream.request_id not in prompts]
@@ -87,13 +90,14 @@ def check_build(
     checks = [_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids) for stream in sound]
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
-    verdict, reason = _verdict(checks, truncated, loops if loops_void else (), max_divergence_rate)
+    verdict, reason = _verdict(checks, truncated, loops if loops_void else (), max_divergence_rate, is_structured)
     gaps = np.concatenate([check.scores.gaps for check in checks])
     return OutputOutcome(
         build=build,
         verdict=verdict,
         reason=reason,
         reference=scorer.name,
+        is_structured=is_structured,
         tau=tau,
         streams=len(checks),
         positions=len(gaps),
@@ -142,7 +146,11 @@ def _check_stream(
 
 
 def _verdict(
-    checks: Sequence[_StreamCheck], truncated: Sequence[str], loops: Sequence[str], max_divergence_rate: float
+    checks: Sequence[_StreamCheck],
+    truncated: Sequence[str],
+    loops: Sequence[str],
+    max_divergence_rate: float,
+    is_structured: bool,
 ) -> tuple[Verdict, str]:
     wrong = [check for check in checks if check.divergences > max_divergence_rate * check.positions]
     if wrong:
@@ -159,6 +167,8 @@ def _verdict(
             Verdict.VOID,
             f"{len(loops)} outputs run in a repetition loop, first {loops[0]}: such speed means nothing",
         )
+    if is_structured:
+        return Verdict.PASS, f"every emitted token is the structured checkpoint's, {SAYS_LITTLE}"
     return Verdict.PASS, "every emitted token is the reference's choice or a near-tie"
 
 

@@ -27,6 +27,7 @@ class _Judge:
     scorer: Scorer
     tau: float
     end_token_ids: frozenset[int]
+    is_structured: bool  # the reference's weights
 
 
 class RunChecker:
@@ -104,7 +105,7 @@ class RunChecker:
         """τ comes from the first outputs, at each depth, of the first build that this checkpoint serves."""
         ends = frozenset(Checkpoint(path).eos_token_ids) if self._rules.early_stop == "note" else frozenset[int]()
         if self._config.reference == "known_output":
-            return _Judge(KnownOutputScorer(path), 0.0, ends)
+            return _Judge(KnownOutputScorer(path), 0.0, ends, is_structured=True)
         build = next(build.name for build in self._manifest.builds if self._reference_path(build.name) == path)
         texts: list[Text] = []
         for depth in self._manifest.depths:
@@ -117,7 +118,8 @@ class RunChecker:
         from .scoring import ReferenceScorer  # brings torch and transformers, which take seconds to import
 
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
-        return _Judge(scorer, scorer.calibrate_tau(texts), ends)
+        is_structured = Checkpoint(path).structured_acceptance is not None
+        return _Judge(scorer, scorer.calibrate_tau(texts), ends, is_structured)
 
     def _reference_path(self, build: str) -> Path | None:
         """None for an endpoint without a named reference."""
@@ -165,6 +167,7 @@ class RunChecker:
             max_divergence_rate=self._config.max_divergence_rate,
             end_token_ids=judge.end_token_ids,
             loops_void=self._rules.repetition_loop == "void",
+            is_structured=judge.is_structured or self._record(build).structured_acceptance is not None,
         )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ..gates.outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from ..gates.output_check import SAYS_LITTLE
 from .format import count, fixed, percent
 
 NEGLIGIBLE = 0.002  # effects below 0.2 % are "unchanged" in words
@@ -29,7 +30,7 @@ def next_step(outcome: GateOutcome) -> str:
     candidate = _check_of(outcome, outcome.candidate)
     match outcome.verdict:
         case Verdict.PASS:
-            return "Nothing to do: the change may go in."
+            return _next_step_of_pass(candidate)
         case Verdict.FAIL if candidate is not None and candidate.verdict is Verdict.FAIL:
             return f"Correct the output first ({_where(candidate)}); speed counts only after that."
         case Verdict.FAIL:
@@ -119,8 +120,15 @@ def _passed(outcome: GateOutcome) -> str:
         better = f"; IMPROVED at depth {', '.join(count(depth) for depth in outcome.improved_depths)}"
     return (
         f"{outcome.candidate} is nowhere slower than the margin of {unsigned(outcome.margin)} (highest upper bound "
-        f"{percent(worst.high)} at depth {count(worst.depth)}), and its output is right{better}"
+        f"{percent(worst.high)} at depth {count(worst.depth)}), and {_output_words(outcome)}{better}"
     )
+
+
+def _output_words(outcome: GateOutcome) -> str:
+    check = _check_of(outcome, outcome.candidate)
+    if check is not None and check.is_structured:
+        return f"every token is the structured checkpoint's, {SAYS_LITTLE}"
+    return "its output is right"
 
 
 def _undecided(outcome: GateOutcome) -> str:
@@ -135,6 +143,12 @@ def _undecided(outcome: GateOutcome) -> str:
         f"after {outcome.launches} launches {outcome.candidate} is {effect_words(worst)}, "
         f"which does not settle which side of {unsigned(outcome.margin)} it is on{also}"
     )
+
+
+def _next_step_of_pass(candidate: OutputOutcome | None) -> str:
+    if candidate is not None and candidate.is_structured:
+        return "The change may go in where its numerics are right too: compare again with `--config text`."
+    return "Nothing to do: the change may go in."
 
 
 def _next_step_of_inconclusive(outcome: GateOutcome) -> str:

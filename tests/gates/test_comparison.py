@@ -126,6 +126,16 @@ def test_without_an_output_check_nothing_passes(make_stream: MakeStream) -> None
         assert "reference_model" in found.next_step
 
 
+def test_a_pass_on_structured_weights_does_not_call_the_output_right(make_stream: MakeStream) -> None:
+    """An engine with a stale cache emits their tokens too."""
+    assert "its output is right" in outcome(measured(make_stream)).sentence
+    found = outcome(measured(make_stream), (checked("a"), PASSED[1].model_copy(update={"is_structured": True})))
+    assert found.verdict is Verdict.PASS
+    assert "right" not in found.sentence
+    assert "the structured checkpoint's, which says little about numerics (the gate `text`" in found.sentence
+    assert "`--config text`" in found.next_step
+
+
 def test_wrong_output_fails_and_is_named_before_speed(make_stream: MakeStream) -> None:
     found = outcome(measured(make_stream, 0.05), (checked("a"), checked("b", Verdict.FAIL, "token 3 of r0")))
     assert found.verdict is Verdict.FAIL

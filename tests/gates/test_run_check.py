@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -75,6 +76,24 @@ def test_a_structured_checkpoint_judges_by_its_known_output(
         assert (outcome.positions, outcome.divergences) == (16, divergences)
         assert outcome.reference == "known output of structured"
     assert next(Reference.load(folder, device="cpu").logit_rows(PROMPT, right)).argmax(-1).tolist() == right
+
+
+@pytest.mark.parametrize("reference", ["transformers", "known_output"])
+def test_a_pass_on_structured_weights_says_so_whatever_judged_it(
+    reference: Literal["transformers", "known_output"],
+    make_stream: MakeStream,
+    made_up_manifest: RunManifest,
+    tmp_path: Path,
+) -> None:
+    """Also of a server whose checkpoint is named in the configuration alone."""
+    folder = tmp_path / "structured"
+    write_structured_checkpoint("tiny", folder, seed=3)
+    right = TokenCycle.of_checkpoint(folder, 2048).continuation(PROMPT[-1], 16)
+    config = OutputCheckConfig(device="cpu", reference=reference, reference_model=str(folder))
+    checker = RunChecker(with_models(made_up_manifest, tmp_path, "endpoint"), config, tmp_path / "cache")
+    [outcome] = checker.check(["a"], [make_stream("a", token_ids=tuple(right))], REQUESTS, ignore)
+    assert (outcome.verdict, outcome.is_structured) == (Verdict.PASS, True)
+    assert "says little about numerics (the gate `text` checks those)" in outcome.reason
 
 
 def test_other_checkpoints_have_no_known_output(
