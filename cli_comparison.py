@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from .gates.comparison import Measured, evaluate
@@ -10,13 +11,15 @@ from .gates.config import GateConfig
 from .gates.display import GateDisplay
 from .gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from .gates.run_check import RunChecker
+from .gates.standing import standing
 from .harness.cachefolder import cache_folder
 from .harness.errors import EngineError, KernarcError, VoidMeasurementError
 from .harness.runs import Run
 from .reports.gate_words import with_words
-from .reports.saved import saved_outcomes
+from .reports.saved import saved_outcomes, standing_outcomes
 
 VERDICT_FILE = "verdict.json"
+CHECK_FILE = "check.json"
 
 
 class Comparison:
@@ -116,16 +119,51 @@ def output_check_cache() -> Path:
     return cache_folder("output-checks")
 
 
-def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[str]:
-    """check.json: what `check` found, beside the records it judged.
+@dataclass(frozen=True)
+class KeptCheck:
+    """An earlier finding that this check does not replace, and why. is_fail: a FAIL that was judged more strictly."""
 
-    An earlier finding stays where this time nothing could be read, and for builds not asked about → the former.
+    build: str
+    is_fail: bool
+    reason: str
+
+
+def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]:
+    """check.json: what `check` found, beside the records it judged → what it left as it was.
+
+    An earlier finding stays for builds not asked about, where this time nothing could be read, and where it is a FAIL
+    that this check was too lenient to undo.
     """
-    earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / "check.json")}
-    kept = [o.build for o in outcomes if o.positions == 0 and o.build in earlier and earlier[o.build].positions]
+    earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / CHECK_FILE)}
+    counting = standing_outcomes(run_dir)
+    found_kept = [_kept(run_dir, counting.get(o.build), earlier.get(o.build), o) for o in outcomes]
+    kept = {one.build: one for one in found_kept if one is not None}
     found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
     content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in found.values()]}
-    temporary = run_dir / "check.json.new"
+    temporary = run_dir / f"{CHECK_FILE}.new"
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / "check.json")
-    return kept
+    temporary.replace(run_dir / CHECK_FILE)
+    return list(kept.values())
+
+
+def _kept(
+    run_dir: Path, counting: OutputOutcome | None, in_check: OutputOutcome | None, now: OutputOutcome
+) -> KeptCheck | None:
+    if counting is not None and standing(counting, now) is not now:
+        anew = f"delete {run_dir / CHECK_FILE}" if counting == in_check else "compare again"
+        return KeptCheck(now.build, True, f"the earlier FAIL stands, because {_weaker(counting, now)}; or {anew}")
+    if now.positions == 0 and in_check is not None and in_check.positions:
+        return KeptCheck(now.build, False, f"{CHECK_FILE} keeps what an earlier check found")
+    return None
+
+
+def _weaker(earlier: OutputOutcome, now: OutputOutcome) -> str:
+    """What a check lacked to undo a FAIL, and what would."""
+    if now.positions == 0:
+        return "this time nothing could be read: see the reason, and check again"
+    rates = [f"{100 * (check.max_divergence_rate or 0.0):.4g} %" for check in (earlier, now)]
+    taus = ["none" if check.tau is None else f"{check.tau:.3g}" for check in (earlier, now)]
+    return (
+        f"it allowed less ({rates[0]} of a stream's tokens to diverge, τ {taus[0]}) than this check ({rates[1]}, "
+        f"τ {taus[1]}): check again with a configuration that allows no more"
+    )

@@ -154,17 +154,18 @@ def check(
     if as_json:
         found = [json.loads(outcome.model_dump_json()) for outcome in outcomes]
         document = {"run_dir": str(run_dir), "verdict": verdict.value, "output_checks": found}
-        click.echo(json.dumps({**document, "missing_streams": missing}))
+        standing = [one.build for one in kept if one.is_fail]
+        click.echo(json.dumps({**document, "missing_streams": missing, "standing_failures": standing}))
     else:
         print_checks(outcomes, identities)
     _tell(run_dir, manifest.kind, kept, missing)
     sys.exit(verdict.exit_code)
 
 
-def _tell(run_dir: Path, kind: str, kept: list[str], missing: dict[str, int]) -> None:
+def _tell(run_dir: Path, kind: str, kept: Any, missing: dict[str, int]) -> None:
     """What the table of a check does not say."""
-    for name in kept:
-        click.echo(f"{name}: check.json keeps what an earlier check found", err=True)
+    for one in kept:
+        click.echo(f"{one.build}: {one.reason}", err=True)
     for name, count in missing.items():
         resume = f"continue with `kernarc-gate {kind} --resume {run_dir}`"
         click.echo(f"{name}: {count:,} streams are missing from the records: {resume}", err=True)

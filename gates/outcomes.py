@@ -91,6 +91,7 @@ class OutputOutcome(Record):
 
     verdict INCONCLUSIVE: the check could not run; VOID: nothing to check, or degenerate text; reason says which.
     tau: the gap up to which a lower choice is a near-tie, from the reference in bf16 against itself in fp32.
+    max_divergence_rate: the share of each stream's tokens that was allowed to diverge; None where nothing was read.
     is_structured: the weights fix every token by margins that wrong numerics do not bridge, so a pass says little of
     those.
     """
@@ -101,6 +102,7 @@ class OutputOutcome(Record):
     reference: str = ""
     is_structured: bool = False
     tau: float | None = None
+    max_divergence_rate: float | None = None
     streams: int = 0
     positions: int = 0
     matches: int = 0
@@ -113,6 +115,19 @@ class OutputOutcome(Record):
     worst: tuple[EmittedToken, ...] = ()
     truncated: tuple[str, ...] = ()  # request ids of outputs shorter than asked for
     repetition_loops: tuple[str, ...] = ()  # request ids
+
+    @property
+    def allowed_words(self) -> str:
+        """What passed although it diverged: "3 divergences, up to 2 % a stream allowed"; "" where nothing did."""
+        if not self.divergences or self.max_divergence_rate is None:
+            return ""
+        return allowed_words(self.divergences, self.max_divergence_rate)
+
+
+def allowed_words(divergences: int, max_divergence_rate: float) -> str:
+    """ "3 divergences, up to 2 % a stream allowed"."""
+    plural = "" if divergences == 1 else "s"
+    return f"{divergences:,} divergence{plural}, up to {max_divergence_rate * 100:.4g} % a stream allowed"
 
 
 class GateOutcome(Record):

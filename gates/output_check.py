@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..harness.records import StreamRecord, StreamStatus
 from ..harness.repetition import find_repetition_loop
-from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict
+from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict, allowed_words
 from .rates import clustered_rate
 
 WORST_KEPT = 5
@@ -99,6 +99,7 @@ def check_build(
         reference=scorer.name,
         is_structured=is_structured,
         tau=tau,
+        max_divergence_rate=max_divergence_rate,
         streams=len(checks),
         positions=len(gaps),
         matches=sum(check.matches for check in checks),
@@ -157,8 +158,8 @@ def _verdict(
         count = sum(check.divergences for check in wrong)
         first = min(wrong, key=lambda check: check.diverged_at[0])
         return Verdict.FAIL, (
-            f"{len(wrong)} of {len(checks)} outputs hold tokens that the reference would not emit ({count} in all), "
-            f"first at position {first.diverged_at[0]} of {first.stream.request_id}"
+            f"{len(wrong)} of {len(checks)} outputs hold tokens that the reference would not emit ({count} in all"
+            f"{_beyond(max_divergence_rate)}), first at position {first.diverged_at[0]} of {first.stream.request_id}"
         )
     if truncated:
         return Verdict.FAIL, f"{len(truncated)} outputs are shorter than asked for, first {truncated[0]}"
@@ -167,9 +168,20 @@ def _verdict(
             Verdict.VOID,
             f"{len(loops)} outputs run in a repetition loop, first {loops[0]}: such speed means nothing",
         )
-    if is_structured:
-        return Verdict.PASS, f"every emitted token is the structured checkpoint's, {SAYS_LITTLE}"
-    return Verdict.PASS, "every emitted token is the reference's choice or a near-tie"
+    return Verdict.PASS, _passed(sum(check.divergences for check in checks), max_divergence_rate, is_structured)
+
+
+def _beyond(max_divergence_rate: float) -> str:
+    return f", more than the {max_divergence_rate * 100:.4g} % a stream allowed" if max_divergence_rate else ""
+
+
+def _passed(divergences: int, max_divergence_rate: float, is_structured: bool) -> str:
+    right = f"the structured checkpoint's, {SAYS_LITTLE}"
+    if not is_structured:
+        right = "the reference's choice or a near-tie"
+    if divergences:
+        return f"{allowed_words(divergences, max_divergence_rate)}; every other emitted token is {right}"
+    return f"every emitted token is {right}"
 
 
 def _worst(checks: Sequence[_StreamCheck]) -> tuple[EmittedToken, ...]:

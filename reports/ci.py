@@ -196,7 +196,7 @@ def _depth_json(depth: DepthOutcome) -> dict[str, Any]:
 def _check_json(check: OutputOutcome | None) -> dict[str, Any]:
     if check is None:
         unchecked = {"positions": 0, "matches": 0, "near_ties": 0, "divergences": 0, "worst_gap": None}
-        return {"verdict": Verdict.INCONCLUSIVE.value, **unchecked}
+        return {"verdict": Verdict.INCONCLUSIVE.value, **unchecked, "max_divergence_rate": None}
     return {
         "verdict": check.verdict.value,
         "positions": check.positions,
@@ -204,4 +204,5 @@ def _check_json(check: OutputOutcome | None) -> dict[str, Any]:
         "near_ties": check.near_ties,
         "divergences": check.divergences,
         "worst_gap": check.worst_gap,
+        "max_divergence_rate": check.max_divergence_rate,
     }

@@ -126,9 +126,13 @@ def _passed(outcome: GateOutcome) -> str:
 
 def _output_words(outcome: GateOutcome) -> str:
     check = _check_of(outcome, outcome.candidate)
-    if check is not None and check.is_structured:
-        return f"every token is the structured checkpoint's, {SAYS_LITTLE}"
-    return "its output is right"
+    if check is None or not (check.is_structured or check.divergences):
+        return "its output is right"
+    structured = f"the structured checkpoint's, {SAYS_LITTLE}"
+    if not check.divergences:
+        return f"every token is {structured}"
+    other = f"; every other token is {structured}" if check.is_structured else ""
+    return f"its output holds {check.allowed_words}{other}"
 
 
 def _undecided(outcome: GateOutcome) -> str:
@@ -148,6 +152,8 @@ def _undecided(outcome: GateOutcome) -> str:
 def _next_step_of_pass(candidate: OutputOutcome | None) -> str:
     if candidate is not None and candidate.is_structured:
         return "The change may go in where its numerics are right too: compare again with `--config text`."
+    if candidate is not None and candidate.divergences:
+        return f"The change may go in if you accept what diverged: {candidate.allowed_words}."
     return "Nothing to do: the change may go in."
 
 

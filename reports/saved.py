@@ -13,6 +13,7 @@ from ..gates.comparison import Measured, control_report
 from ..gates.config import GateConfig
 from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
+from ..gates.standing import standing
 from ..harness.configfile import parse
 from ..harness.errors import RecordError
 from ..harness.records import Record, RunManifest, StreamRecord, StreamStatus
@@ -97,11 +98,8 @@ class SavedRun:
         counted: dict[str, int] = {}
         for stream in ok_streams(self.streams):
             counted[stream.build] = counted.get(stream.build, 0) + 1
-        found = {}
-        for name in CHECK_FILES:
-            for outcome in saved_outcomes(self.path / name):
-                found[outcome.build] = _check_result(outcome, counted.get(outcome.build, 0))
-        return found
+        found = standing_outcomes(self.path)
+        return {build: _check_result(outcome, counted.get(build, 0)) for build, outcome in found.items()}
 
     @cached_property
     def verdict(self) -> dict[str, object] | None:
@@ -143,6 +141,15 @@ def saved_outcomes(path: Path) -> list[OutputOutcome]:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise RecordError(f"{path}: {where}: {problem['msg']}", "run `kernarc-gate check RUN_DIR` again") from error
+
+
+def standing_outcomes(run_dir: Path) -> dict[str, OutputOutcome]:
+    """The output check of every build that counts, by the gate and by `check`; a lenient one undoes no FAIL."""
+    found: dict[str, OutputOutcome] = {}
+    for name in CHECK_FILES:
+        for outcome in saved_outcomes(run_dir / name):
+            found[outcome.build] = standing(found.get(outcome.build), outcome)
+    return found
 
 
 def _check_result(outcome: OutputOutcome, counted: int) -> CheckResult:

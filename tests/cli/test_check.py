@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kernarc.reports.saved import CheckState, SavedRun
 
 from .conftest import Gate, WriteBuild
 
@@ -55,6 +56,23 @@ def test_a_check_without_its_model_keeps_what_an_earlier_one_found(
     assert verdicts() == [("a", "PASS"), ("b", "PASS")]
     assert gate("check", "run", "--model", "moved").returncode == 0
     assert gate("check", "run", "--model", "nowhere").returncode == 2
+
+
+def test_a_check_that_allows_more_undoes_no_fail_and_says_so(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    """Neither the comparison's nor that of an earlier check; one that allows no more does."""
+    loose = tmp_path / "loose.yaml"
+    loose.write_text("depths: [32]\noutput_check: {max_divergence_rate: 0.5}\n")
+    small = ["--depths", "32", "--requests", "2", "--max-tokens", "33", "--looks", "3"]
+    builds = build("right"), build("wrong", "--wrong-token-at", "9")
+    assert gate("compare", *builds, *small, "--out", "run").returncode == 1
+    for _ in ("the comparison's", "its own"):
+        lenient = gate("check", "run", "--config", str(loose), "--json")
+        output = json.loads(lenient.stdout)
+        assert (output["verdict"], output["standing_failures"]) == ("PASS", ["wrong"])
+        assert [entry["max_divergence_rate"] for entry in output["output_checks"]] == [0.5, 0.5]
+        assert "wrong: the earlier FAIL stands, because it allowed less (0 % of a stream's" in lenient.stderr
+        assert SavedRun.load(tmp_path / "run").output_check("wrong").state is CheckState.FAILED
+        assert gate("check", "run").returncode == 1
 
 
 def test_a_check_of_fewer_streams_than_were_planned_is_no_pass(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:

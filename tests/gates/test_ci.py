@@ -127,6 +127,14 @@ def test_json_has_the_contracted_keys() -> None:
         "step_effect",
         "acceptance_effect",
     ]
-    assert list(found["output_check"]) == ["verdict", "positions", "matches", "near_ties", "divergences", "worst_gap"]
+    assert list(found["output_check"]) == [
+        "verdict",
+        "positions",
+        "matches",
+        "near_ties",
+        "divergences",
+        "worst_gap",
+        "max_divergence_rate",
+    ]
     unchecked = gate_json(Path("x"), FAILED.model_copy(update={"output_checks": ()}))["output_check"]
     assert (unchecked["verdict"], unchecked["positions"], unchecked["worst_gap"]) == ("INCONCLUSIVE", 0, None)

@@ -136,6 +136,15 @@ def test_a_pass_on_structured_weights_does_not_call_the_output_right(make_stream
     assert "`--config text`" in found.next_step
 
 
+def test_a_pass_with_divergences_says_how_many_and_what_was_allowed(make_stream: MakeStream) -> None:
+    allowed = PASSED[1].model_copy(update={"matches": 7, "divergences": 3, "max_divergence_rate": 0.3})
+    found = outcome(measured(make_stream), (checked("a"), allowed))
+    assert found.verdict is Verdict.PASS
+    assert "its output holds 3 divergences, up to 30 % a stream allowed" in found.sentence
+    assert "right" not in found.sentence
+    assert "3 divergences, up to 30 % a stream allowed" in found.next_step
+
+
 def test_wrong_output_fails_and_is_named_before_speed(make_stream: MakeStream) -> None:
     found = outcome(measured(make_stream, 0.05), (checked("a"), checked("b", Verdict.FAIL, "token 3 of r0")))
     assert found.verdict is Verdict.FAIL

@@ -167,8 +167,14 @@ def test_tau_that_is_not_a_number_lets_nothing_through(make_stream: MakeStream) 
 
 def test_the_allowed_rate_holds_for_every_stream(make_stream: MakeStream) -> None:
     """1 divergence in 50 tokens is 2 %; the same number over all streams may not hide in one of them."""
-    assert judged(make_stream, [0.0] * 49 + [9.0], max_divergence_rate=0.02).verdict is Verdict.PASS
-    assert judged(make_stream, [0.0] * 48 + [9.0] * 2, max_divergence_rate=0.02).verdict is Verdict.FAIL
+    passed = judged(make_stream, [0.0] * 49 + [9.0], max_divergence_rate=0.02)
+    failed = judged(make_stream, [0.0] * 48 + [9.0] * 2, max_divergence_rate=0.02)
+    assert (passed.verdict, failed.verdict) == (Verdict.PASS, Verdict.FAIL)
+    assert passed.max_divergence_rate == failed.max_divergence_rate == 0.02
+    assert passed.reason.startswith("1 divergence, up to 2 % a stream allowed; every other emitted token is")
+    assert "(2 in all, more than the 2 % a stream allowed)" in failed.reason
+    assert "allowed" not in judged(make_stream, [0.0] * 50, max_divergence_rate=0.02).reason
+    assert "allowed" not in judged(make_stream, [0.0] * 49 + [9.0]).reason
 
 
 def test_nothing_to_check_is_void(make_stream: MakeStream) -> None:
