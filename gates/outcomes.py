@@ -99,6 +99,7 @@ class OutputOutcome(Record):
     build: str
     verdict: Verdict
     reason: str
+    remedy: str = ""  # what lets a check judge that could not, a sentence; "" where it did
     reference: str = ""
     is_structured: bool = False
     tau: float | None = None

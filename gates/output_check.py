@@ -18,6 +18,10 @@ from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict, allowed_words
 from .rates import clustered_rate
 
 WORST_KEPT = 5
+SEND_IDS = (
+    "Measure again with a server that sends the ids of its tokens (return_token_ids): the check reads nothing else."
+)
+NO_LOOPS = "Measure text that does not loop (another model or --seed), or set void_rules.repetition_loop to note."
 SAYS_LITTLE = "which says little about numerics (the gate `text` checks those)"
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, output ids
@@ -84,9 +88,12 @@ def check_build(
     sound = [s for s in streams if s.build == build and not s.is_warmup and s.status is StreamStatus.OK]
     unknown = [stream.request_id for stream in sound if stream.request_id not in prompts]
     if unknown:
-        return _without_numbers(build, scorer.name, f"the prompt of {unknown[0]} is not in the run")
+        reason = f"the prompt of {unknown[0]} is not in the run"
+        return _without_numbers(
+            build, scorer.name, reason, "Measure again: the run lost requests that its streams name."
+        )
     if not any(stream.token_ids for stream in sound):
-        return _without_numbers(build, scorer.name, "there is no emitted token to check")
+        return _without_numbers(build, scorer.name, "there is no emitted token to check", SEND_IDS)
     checks = [_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids) for stream in sound]
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
@@ -96,6 +103,7 @@ def check_build(
         build=build,
         verdict=verdict,
         reason=reason,
+        remedy=NO_LOOPS if verdict is Verdict.VOID else "",
         reference=scorer.name,
         is_structured=is_structured,
         tau=tau,
@@ -115,13 +123,13 @@ def check_build(
     )
 
 
-def could_not_run(build: str, reason: str) -> OutputOutcome:
-    """The outcome where there is no reference: never a pass."""
-    return OutputOutcome(build=build, verdict=Verdict.INCONCLUSIVE, reason=reason)
+def could_not_run(build: str, reason: str, remedy: str) -> OutputOutcome:
+    """The outcome where there is no usable reference: never a pass."""
+    return OutputOutcome(build=build, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
 
 
-def _without_numbers(build: str, reference: str, reason: str) -> OutputOutcome:
-    return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, reference=reference)
+def _without_numbers(build: str, reference: str, reason: str, remedy: str) -> OutputOutcome:
+    return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, remedy=remedy, reference=reference)
 
 
 def _check_stream(

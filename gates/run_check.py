@@ -15,9 +15,17 @@ from ..harness.storage import Request
 from .config import OutputCheckConfig
 from .known_output import KnownOutputScorer
 from .outcomes import OutputOutcome
-from .output_check import Scorer, Text, check_build, could_not_run
+from .output_check import SEND_IDS, Scorer, Text, check_build, could_not_run
 
 OnChecked = Callable[[int, int], None]  # streams done, streams in all
+
+
+@dataclass(frozen=True)
+class _Unjudged:
+    """Why a build has no usable reference, and what to do about it."""
+
+    reason: str
+    remedy: str
 
 
 @dataclass
@@ -28,6 +36,10 @@ class _Judge:
     tau: float
     end_token_ids: frozenset[int]
     is_structured: bool  # the reference's weights
+
+
+class NoOutputError(KernarcError):
+    """A build without a token that the check could read; its reference may be sound."""
 
 
 class RunChecker:
@@ -90,10 +102,13 @@ class RunChecker:
 
     def _judge_or_reason(
         self, build: str, streams: Sequence[StreamRecord], prompts: dict[str, tuple[int, ...]]
-    ) -> _Judge | str:
+    ) -> _Judge | _Unjudged:
         path = self._reference_path(build)
         if path is None:
-            return "an endpoint has no local weights; set output_check.reference_model to the checkpoint it serves"
+            return _Unjudged(
+                "an endpoint has no local weights; set output_check.reference_model to the checkpoint it serves",
+                "Give the check a reference: set output_check.reference_model to the checkpoint and compare again.",
+            )
         try:
             if path not in self._judges:
                 self._judges[path] = self._new_judge(path, streams, prompts)
@@ -114,7 +129,7 @@ class RunChecker:
                 if stream.request_id in prompts:
                     texts.append((prompts[stream.request_id], stream.token_ids))
         if not texts:
-            raise KernarcError(f"{build} has no sound output to calibrate τ on")
+            raise NoOutputError(f"{build} has no emitted token to check or to calibrate τ on")
         from .scoring import ReferenceScorer  # brings torch and transformers, which take seconds to import
 
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
@@ -133,7 +148,7 @@ class RunChecker:
 
     def _read_all(
         self,
-        judges: dict[str, _Judge | str],
+        judges: dict[str, _Judge | _Unjudged],
         streams: Sequence[StreamRecord],
         prompts: dict[str, tuple[int, ...]],
         on_checked: OnChecked,
@@ -152,12 +167,12 @@ class RunChecker:
     def _outcome(
         self,
         build: str,
-        judge: _Judge | str,
+        judge: _Judge | _Unjudged,
         streams: Sequence[StreamRecord],
         prompts: dict[str, tuple[int, ...]],
     ) -> OutputOutcome:
-        if isinstance(judge, str):
-            return could_not_run(build, judge)
+        if isinstance(judge, _Unjudged):
+            return could_not_run(build, judge.reason, judge.remedy)
         return check_build(
             build,
             streams,
@@ -171,8 +186,12 @@ class RunChecker:
         )
 
 
-def _unusable(error: KernarcError) -> str:
-    return f"the reference cannot be used: {error.message}" + (f"; {error.hint}" if error.hint else "")
+def _unusable(error: KernarcError) -> _Unjudged:
+    if isinstance(error, NoOutputError):
+        return _Unjudged(error.message, SEND_IDS)
+    hint = f" ({error.hint})" if error.hint else ""
+    reason = f"the reference cannot be used: {error.message}" + (f"; {error.hint}" if error.hint else "")
+    return _Unjudged(reason, f"Put the check's reference right{hint}, then compare again.")
 
 
 def _checked(streams: Sequence[StreamRecord], builds: Iterable[str]) -> list[StreamRecord]:

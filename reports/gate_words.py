@@ -36,9 +36,7 @@ def next_step(outcome: GateOutcome) -> str:
         case Verdict.FAIL:
             return f"Look for the cost at depth {count(_worst(outcome.depths).depth)}: {_worst(outcome.depths).words}."
         case Verdict.VOID:
-            return (
-                "Put right what is named above, then measure again; a void measurement says nothing about the change."
-            )
+            return _next_step_of_void(outcome)
     return _next_step_of_inconclusive(outcome)
 
 
@@ -157,9 +155,23 @@ def _next_step_of_pass(candidate: OutputOutcome | None) -> str:
     return "Nothing to do: the change may go in."
 
 
+def _next_step_of_void(outcome: GateOutcome) -> str:
+    baseline = _check_of(outcome, outcome.baseline)
+    if not outcome.void_reasons and baseline is not None and baseline.verdict is Verdict.VOID and baseline.remedy:
+        return baseline.remedy
+    return "Put right what is named above, then measure again; a void measurement says nothing about the change."
+
+
+def _remedy(outcome: GateOutcome) -> str:
+    """What lets the output check judge: the candidate's where both could not."""
+    checks = [_check_of(outcome, build) for build in (outcome.candidate, outcome.baseline)]
+    remedies = [check.remedy for check in checks if check is not None and check.remedy]
+    return remedies[0] if remedies else "Have every token of both builds checked: compare again."
+
+
 def _next_step_of_inconclusive(outcome: GateOutcome) -> str:
     if outcome.speed_verdict is not Verdict.INCONCLUSIVE:
-        return "Give the check a reference: set output_check.reference_model to the checkpoint and compare again."
+        return _remedy(outcome)
     if outcome.launches < 3:
         return "Measure on: fewer than 3 launches decide nothing."
     if outcome.launches_needed is None:

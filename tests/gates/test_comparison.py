@@ -123,7 +123,16 @@ def test_without_an_output_check_nothing_passes(make_stream: MakeStream) -> None
         found = outcome(measured(make_stream), checks)
         assert found.verdict is Verdict.INCONCLUSIVE
         assert "output was not checked" in found.sentence
-        assert "reference_model" in found.next_step
+
+
+@pytest.mark.parametrize("unjudged", ["a", "b"])
+@pytest.mark.parametrize("verdict", [Verdict.INCONCLUSIVE, Verdict.VOID])
+def test_what_to_do_where_an_output_could_not_be_judged_is_what_that_check_says(
+    make_stream: MakeStream, unjudged: str, verdict: Verdict
+) -> None:
+    remedy = {"remedy": "Lower chunk_tokens."}
+    checks = [checked(b, verdict).model_copy(update=remedy) if b == unjudged else checked(b) for b in "ab"]
+    assert outcome(measured(make_stream), tuple(checks)).next_step == "Lower chunk_tokens."
 
 
 def test_a_pass_on_structured_weights_does_not_call_the_output_right(make_stream: MakeStream) -> None:

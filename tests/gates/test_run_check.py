@@ -132,6 +132,7 @@ def test_endpoint_without_a_named_reference_is_inconclusive(
     [unknown] = RunChecker(manifest, OutputCheckConfig(device="cpu"), tmp_path).check(["a"], streams, REQUESTS, ignore)
     assert (unknown.verdict, unknown.positions) == (Verdict.INCONCLUSIVE, 0)
     assert "reference_model" in unknown.reason
+    assert "reference_model" in unknown.remedy
     named = OutputCheckConfig(device="cpu", reference_model=str(model_dir))
     [known] = RunChecker(manifest, named, tmp_path).check(["a"], streams, REQUESTS, ignore)
     assert known.verdict is Verdict.PASS
@@ -149,6 +150,24 @@ def test_unreadable_reference_is_inconclusive_and_says_why(
     [found] = checker.check(["a"], [make_stream("a", token_ids=tuple(output))], REQUESTS, ignore)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "the reference cannot be used" in found.reason
+    assert "name a checkpoint directory" in found.remedy
+
+
+@pytest.mark.parametrize("reference", ["transformers", "known_output"])
+def test_a_server_that_sends_no_ids_is_told_to_send_them(
+    reference: Literal["transformers", "known_output"],
+    make_stream: MakeStream,
+    made_up_manifest: RunManifest,
+    tmp_path: Path,
+) -> None:
+    """Another reference would not help; text alone says no tokens."""
+    write_structured_checkpoint("tiny", tmp_path / "model", seed=3)
+    config = OutputCheckConfig(device="cpu", reference=reference)
+    checker = RunChecker(with_models(made_up_manifest, tmp_path / "model"), config, tmp_path / "cache")
+    [found] = checker.check(["a"], [make_stream("a", token_ids=())], REQUESTS, ignore)
+    assert found.verdict in (Verdict.INCONCLUSIVE, Verdict.VOID)
+    assert "no emitted token" in found.reason
+    assert "return_token_ids" in found.remedy
 
 
 def test_build_without_sound_output_never_passes(
@@ -199,6 +218,7 @@ def test_reference_that_runs_out_of_memory_is_inconclusive(
             [found] = checker.check(["a"], streams, REQUESTS, ignore)
         assert found.verdict is Verdict.INCONCLUSIVE
         assert "planted" in found.reason
+        assert "lower output_check.chunk_tokens" in found.remedy
 
 
 def test_rules_come_from_the_runs_own_configuration(made_up_manifest: RunManifest) -> None:
