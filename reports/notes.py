@@ -172,6 +172,8 @@ def _intervals(table: SpeedTable) -> str:
         "Of a paired speed-up: as the gate computes it, for all depths at once, the wider of that bootstrap and "
         "Student's t on launch means."
     )
+    if any(cell.tpot is not None and cell.tpot.launches > 1 for cell in table.cells.values()):
+        text += " A median of several launches reaches at least as far as Student's t on the logs of their medians."
     if any(each.is_crossover for each in table.speed_ups.values()):
         text += " Which engine was started first in a launch is taken out of it (crossover)."
     if any(each.launches == 1 for each in table.speed_ups.values()):
