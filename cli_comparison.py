@@ -66,7 +66,7 @@ class Comparison:
                     return outcome
             outcome = self._checked(look)
             undecided = outcome.verdict is Verdict.INCONCLUSIVE and outcome.speed_verdict is Verdict.INCONCLUSIVE
-            if not undecided:
+            if not undecided or outcome.not_restarted:  # repeats of one start settle nothing, however many
                 break
         return outcome
 

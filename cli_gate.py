@@ -37,9 +37,9 @@ def compare(
 ) -> None:
     """Is CANDIDATE slower than BASELINE, and are its answers right?
 
-    A build is a name, a YAML file, git:REF (git:. is the working tree) or endpoint:URL. Exit code 0 PASS, 1 FAIL
-    (slower or wrong), 2 usage, 3 INCONCLUSIVE, 4 VOID. Leaves verdict.json, junit.xml and summary.md in the run
-    directory; appends the summary to $GITHUB_STEP_SUMMARY where set.
+    A build is a name, a YAML file, git:REF (git:. is the working tree) or endpoint:URL (shown, but not restarted, so
+    never decided on speed). Exit code 0 PASS, 1 FAIL (slower or wrong), 2 usage, 3 INCONCLUSIVE, 4 VOID. Leaves
+    verdict.json, junit.xml and summary.md in the run directory; appends the summary to $GITHUB_STEP_SUMMARY where set.
     """
     from .cli_comparison import Comparison
     from .gates.display import GateDisplay

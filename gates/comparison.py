@@ -33,6 +33,11 @@ class Measured:
         """The second build of the run."""
         return self.manifest.builds[1].name
 
+    @property
+    def not_restarted(self) -> tuple[str, ...]:
+        """Those of the two whose server we only connect to again: every launch repeats the luck of one start."""
+        return tuple(build.name for build in self.manifest.builds[:2] if build.engine == "endpoint")
+
     def pairing(self, void_blocks: frozenset[tuple[int, int]] = frozenset()) -> Pairing:
         """Pairs of the first two builds over the measured launches, less the (launch, block) in void_blocks."""
         return pair_streams(
@@ -69,10 +74,10 @@ def evaluate(
     reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
     intervals, attributions = _estimates(measured, pairing, config)
     checks = {check.build: check for check in output_checks}
-    speed = speed_verdict(intervals, config.margin)
+    speed = speed_verdict(intervals, config.margin, are_fresh_launches=not measured.not_restarted)
     verdict = joint_verdict(speed, checks.get(measured.baseline), checks.get(measured.candidate), reasons)
     needed = None
-    if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE:
+    if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE and not measured.not_restarted:
         needed = launches_needed(intervals, config.margin, config.confidence_of_a_look, config.confidence)
     depths = measured.manifest.depths
     return GateOutcome(
@@ -81,7 +86,7 @@ def evaluate(
         candidate=measured.candidate,
         verdict=verdict,
         speed_verdict=speed,
-        improved_depths=improved_depths(list(zip(depths, intervals, strict=False))),
+        improved_depths=() if measured.not_restarted else improved_depths(list(zip(depths, intervals, strict=False))),
         margin=config.margin,
         confidence=config.confidence_of_a_look,
         estimator=_estimator(intervals),
@@ -95,6 +100,7 @@ def evaluate(
         identity=identity,
         void_reasons=reasons,
         launches_needed=needed,
+        not_restarted=measured.not_restarted,
         seconds_a_launch=seconds_a_launch(measured.streams, measured.manifest.launch_records),
     )
 

@@ -151,6 +151,7 @@ class GateOutcome(Record):
     identity: str  # whether both builds emitted the same ids, and where they first part
     void_reasons: tuple[str, ...]
     launches_needed: int | None
+    not_restarted: tuple[str, ...] = ()  # builds whose server kept running, so that repeats decide nothing on speed
     seconds_a_launch: float | None
     order_words: str = ""  # what start order did, where it did more than the margin; written by reports
     sentence: str = ""  # what was decided and why, written by reports

@@ -10,13 +10,17 @@ from .outcomes import OutputOutcome, Verdict
 MAX_LAUNCHES_WORTH_NAMING = 200
 
 
-def speed_verdict(intervals: Sequence[DepthInterval], margin: float) -> Verdict:
+def speed_verdict(intervals: Sequence[DepthInterval], margin: float, *, are_fresh_launches: bool = True) -> Verdict:
     """PASS if every upper bound is below the margin, FAIL if some lower bound is above it, else INCONCLUSIVE.
 
     margin is a fraction. Fewer than 3 launches or an undefined bound is INCONCLUSIVE; no depth at all is VOID.
+    are_fresh_launches: False where a server kept running, so that "launches" are repeats of one start's luck, which no
+    number of them shows; that is INCONCLUSIVE.
     """
     if not intervals:
         return Verdict.VOID
+    if not are_fresh_launches:
+        return Verdict.INCONCLUSIVE
     bounds = [bound for interval in intervals for bound in (interval.low, interval.high)]
     if min(interval.launches for interval in intervals) < MIN_LAUNCHES or not all(map(math.isfinite, bounds)):
         return Verdict.INCONCLUSIVE

@@ -45,7 +45,7 @@ def junit(outcome: GateOutcome) -> str:
     """One test case for the verdict, one a depth, one a build's output; only what passed has no failure or error."""
     cases = [_case("verdict", outcome.verdict, f"{outcome.sentence} {outcome.next_step}")]
     cases += [
-        _case(f"speed at depth {depth.depth}", _depth_verdict(depth, outcome.margin), _depth_text(depth))
+        _case(f"speed at depth {depth.depth}", _depth_verdict(outcome, depth), _depth_text(depth))
         for depth in outcome.depths
     ]
     cases += [_case(f"output of {check.build}", check.verdict, check.reason) for check in outcome.output_checks]
@@ -102,7 +102,7 @@ def depth_table(outcome: GateOutcome) -> list[str]:
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
     for depth in outcome.depths:
-        verdict = _depth_verdict(depth, outcome.margin).value
+        verdict = _depth_verdict(outcome, depth).value
         note = "IMPROVED" if depth.depth in outcome.improved_depths else verdict
         step, acceptance = effects(depth)
         rows.append(
@@ -157,12 +157,12 @@ def _percentage(share: float) -> str:
     return f"{fixed(share * 100, 2)} %"
 
 
-def _depth_verdict(depth: DepthOutcome, margin: float) -> Verdict:
-    if depth.low is None or depth.high is None:
+def _depth_verdict(outcome: GateOutcome, depth: DepthOutcome) -> Verdict:
+    if depth.low is None or depth.high is None or outcome.not_restarted:
         return Verdict.INCONCLUSIVE
-    if depth.low > margin:
+    if depth.low > outcome.margin:
         return Verdict.FAIL
-    return Verdict.PASS if depth.high < margin else Verdict.INCONCLUSIVE
+    return Verdict.PASS if depth.high < outcome.margin else Verdict.INCONCLUSIVE
 
 
 def _depth_text(depth: DepthOutcome) -> str:

@@ -37,6 +37,8 @@ def next_step(outcome: GateOutcome) -> str:
             return f"Look for the cost at depth {count(_worst(outcome.depths).depth)}: {_worst(outcome.depths).words}."
         case Verdict.VOID:
             return _next_step_of_void(outcome)
+        case Verdict.INCONCLUSIVE if outcome.not_restarted:
+            return _next_step_without_restarts(outcome)
     return _next_step_of_inconclusive(outcome)
 
 
@@ -92,6 +94,8 @@ def _reason(outcome: GateOutcome) -> str:
         return _slower(outcome)
     if outcome.verdict is Verdict.PASS:
         return _passed(outcome)
+    if outcome.not_restarted:
+        return _without_restarts(outcome)
     return _undecided(outcome)
 
 
@@ -167,6 +171,29 @@ def _remedy(outcome: GateOutcome) -> str:
     checks = [_check_of(outcome, build) for build in (outcome.candidate, outcome.baseline)]
     remedies = [check.remedy for check in checks if check is not None and check.remedy]
     return remedies[0] if remedies else "Have every token of both builds checked: compare again."
+
+
+def _without_restarts(outcome: GateOutcome) -> str:
+    """Figures that hold for the servers as they happened to start, and decide nothing beyond that."""
+    servers = " and ".join(outcome.not_restarted)
+    found = f"{outcome.candidate} is {effect_words(_worst(outcome.depths))}, but " if outcome.depths else ""
+    unchecked = _unchecked(outcome)
+    also = f"; the output was not checked either ({unchecked})" if unchecked else ""
+    was = "were" if len(outcome.not_restarted) > 1 else "was"
+    return (
+        f"{found}{servers} {was} not restarted between launches, so how much of the difference is the luck of one "
+        f"start is unknown{also}"
+    )
+
+
+def _next_step_without_restarts(outcome: GateOutcome) -> str:
+    step = (
+        "Let the tool start both engines: name builds (a YAML file with `engine: kernarc` or `engine: vllm`, or "
+        "git:REF) in place of endpoint:URL, and compare again."
+    )
+    if _unchecked(outcome):
+        step += " The output alone can be judged before: set output_check.reference_model to the checkpoint served."
+    return step
 
 
 def _next_step_of_inconclusive(outcome: GateOutcome) -> str:

@@ -105,17 +105,29 @@ def test_broken_engine_is_void_and_exit_code_4(
     assert any(part in reasons for part in reason.split("|")), reasons
 
 
-def test_endpoints_without_a_reference_never_pass(gate: Gate, tmp_path: Path) -> None:
+def test_endpoints_never_pass_and_fail_for_no_speed(gate: Gate, tmp_path: Path) -> None:
+    """Ten times slower or faster in every repeat, and still one start of either server: shown, and not decided."""
     with ConformanceServer() as server:
         fast, slow = (f"endpoint:{server.url(case)}#{case}" for case in ("steady-1ms", "steady-10ms"))
-        small = ["--depths", "32", "--requests", "2", "--max-tokens", "65", "--looks", "3", "--json"]
+        small = ["--depths", "32", "--requests", "2", "--max-tokens", "65", "--looks", "3,5", "--json"]
         passed = gate("compare", slow, fast, *small, "--out", "improved")
         failed = gate("compare", fast, slow, *small, "--out", "slower")
     assert passed.returncode == 3, passed.stderr
     output = json.loads(passed.stdout)
     assert (output["verdict"], output["output_check"]["verdict"]) == ("INCONCLUSIVE", "INCONCLUSIVE")
     assert "reference_model" in output["next_step"]
-    assert failed.returncode == 1, failed.stderr
+    assert failed.returncode == 3, failed.stderr
+    output = json.loads(failed.stdout)
+    assert output["depths"][0]["low"] > 1
+    assert output["depths"][0]["launches"] == 3  # not 5: the second look could settle nothing either
+    assert "Let the tool start both engines" in output["next_step"]
+    for folder in ("improved", "slower"):
+        found = verdict_file(tmp_path, folder)
+        assert "were not restarted between launches" in found["sentence"]
+        assert (found["improved_depths"], found["launches_needed"]) == ([], None)
+        junit = (tmp_path / folder / "junit.xml").read_text()
+        assert 'failures="0"' in junit
+        assert "| 32 | INCONCLUSIVE |" in (tmp_path / folder / "summary.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import Estimator, GateOutcome, OutputOutcome, Verdict
-from kernarc.harness.records import StreamRecord, StreamStatus
-from kernarc.reports.ci import markdown
+from kernarc.harness.records import RunManifest, StreamRecord, StreamStatus
+from kernarc.reports.ci import junit, markdown
 from kernarc.reports.gate_words import with_words
 
 from .conftest import made_up_run_manifest, started_second_takes
@@ -197,11 +197,44 @@ def test_start_order_is_taken_out_and_said(make_stream: MakeStream) -> None:
     assert GateOutcome.model_validate_json(found.model_dump_json()) == found
 
 
-def test_engines_that_we_do_not_start_keep_the_plain_formulas(make_stream: MakeStream) -> None:
+def with_endpoints(*names: str) -> RunManifest:
     manifest = made_up_run_manifest()
-    builds = tuple(build.model_copy(update={"engine": "endpoint"}) for build in manifest.builds)
-    found = outcome(measured(make_stream), manifest=manifest.model_copy(update={"builds": builds}))
-    assert (found.verdict, found.estimator) == (Verdict.PASS, Estimator.LAUNCH_MEAN)
+    builds = (
+        build.model_copy(update={"engine": "endpoint"}) if build.name in names else build for build in manifest.builds
+    )
+    return manifest.model_copy(update={"builds": tuple(builds)})
+
+
+@pytest.mark.parametrize("names", ["a", "b", "ab"])
+@pytest.mark.parametrize("effect", [-0.2, 0.0, 0.2])
+def test_repeats_of_one_start_decide_nothing_on_speed(make_stream: MakeStream, names: str, effect: float) -> None:
+    """The same streams PASS, or FAIL, where both engines were started for every launch."""
+    streams = measured(make_stream, effect)
+    assert outcome(streams).verdict is (Verdict.FAIL if effect > 0 else Verdict.PASS)
+    found = outcome(streams, manifest=with_endpoints(*names))
+    assert (found.verdict, found.verdict.exit_code, found.speed_verdict.value) == (
+        Verdict.INCONCLUSIVE,
+        3,
+        "INCONCLUSIVE",
+    )
+    assert (found.improved_depths, found.launches_needed, found.not_restarted) == ((), None, tuple(names))
+    assert found.depths[0].point_estimate == pytest.approx(effect, abs=0.01)
+    assert "not restarted between launches" in found.sentence
+    assert "Let the tool start both engines" in found.next_step
+    assert 'failures="0"' in junit(found)
+    assert "IMPROVED" not in markdown(found)
+
+
+def test_wrong_output_of_an_endpoint_fails_whatever_its_speed(make_stream: MakeStream) -> None:
+    checks = (checked("a"), checked("b", Verdict.FAIL, "token 3 of r0"))
+    assert outcome(measured(make_stream), checks, manifest=with_endpoints("b")).verdict is Verdict.FAIL
+    wrong_baseline = (checked("a", Verdict.FAIL, "token 3"), checked("b"))
+    assert outcome(measured(make_stream), wrong_baseline, manifest=with_endpoints("b")).verdict is Verdict.VOID
+
+
+def test_engines_that_we_do_not_start_keep_the_plain_formulas(make_stream: MakeStream) -> None:
+    found = outcome(measured(make_stream), manifest=with_endpoints("a", "b"))
+    assert found.estimator is Estimator.LAUNCH_MEAN
     assert [depth.order_effect for depth in found.depths] == [None, None]
     assert "which engine was started first is not taken out" in markdown(found)
 
