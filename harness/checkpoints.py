@@ -152,7 +152,7 @@ def _make(source: ModelSource, path: Path, notify: Notify) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     unfinished = path.with_name(f"{path.name}{_MAKING}{os.getpid()}")
-    command = [sys.executable, "-m", "kernarc.cli", "model", "synth", "--shape", str(source.synth)]
+    command = [sys.executable, "-P", "-m", "kernarc.cli", "model", "synth", "--shape", str(source.synth)]
     command += ["--acceptance", str(source.acceptance), "--out", str(unfinished)]
     command += ["--fp8"] if source.fp8 else []
     command += [] if source.emitted is None else ["--emitted", str(source.emitted)]

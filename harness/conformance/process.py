@@ -17,7 +17,7 @@ class ConformanceServer(AbstractContextManager["ConformanceServer"]):
     """Starts on entering, is gone on leaving, and ends with this process even when that is killed."""
 
     def __enter__(self) -> "ConformanceServer":
-        command = [sys.executable, "-m", __package__ or "kernarc.harness.conformance", "--until-stdin-closes"]
+        command = [sys.executable, "-P", "-m", __package__ or "kernarc.harness.conformance", "--until-stdin-closes"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -19,6 +19,7 @@ POLL_S = 0.2
 PORT_TRIES = 3
 ANSWER_S = 10.0
 DYING_S = 10.0
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 COUNTERS = re.compile(
     r"prefix_cache|cached_tokens|spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total|kernarc_\w+_total"
 )
@@ -81,10 +82,13 @@ class Engine(ABC):
         """The command line that serves `model` on 127.0.0.1:`port`."""
 
     def environment(self) -> dict[str, str]:
-        """Variables on top of ours: the build's own, and its pythonpath before any other."""
-        paths = [*self.build.pythonpath, *filter(None, [os.environ.get("PYTHONPATH")])]
-        search = {"PYTHONPATH": os.pathsep.join(paths)} if self.build.pythonpath else {}
-        return {**search, **self.build.config.environment}
+        """Variables on top of ours: the build's own, and its pythonpath before any other.
+
+        Never the folder that we happen to be in: `python -m` would put it before them all.
+        """
+        inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # an empty entry is that folder
+        search = {"PYTHONPATH": os.pathsep.join([*self.build.pythonpath, *inherited])}
+        return {**search, **self.build.config.environment, **SAFE_PATH}
 
     @abstractmethod
     def version(self) -> str | None:

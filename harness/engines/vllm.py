@@ -41,7 +41,7 @@ class VllmEngine(Engine):
         paths = [str(SITE_FOLDER)]
         if self._installation() is None:
             paths += filter(None, [own.get("PYTHONPATH", os.environ.get("PYTHONPATH"))])
-        search = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+        search = {"PYTHONPATH": os.pathsep.join(paths)}
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         cpu = {"VLLM_CPU_KVCACHE_SPACE": CPU_KV_CACHE_GIB} if self._is_cpu() else {}
         return {**quiet, **cpu, **own, **search}

@@ -64,6 +64,18 @@ def test_an_engine_starts_answers_and_stops_with_all_it_started(
     assert "serve" in (tmp_path / "a.log").read_text().splitlines()[0], "the log begins with the command"
 
 
+def test_a_folder_kernarc_where_we_are_is_not_what_an_engine_runs(
+    fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernarc").mkdir()
+    (tmp_path / "kernarc" / "__init__.py").touch()
+    (tmp_path / "kernarc" / "cli.py").write_text("raise SystemExit(77)\n")
+    monkeypatch.chdir(tmp_path)
+    engine = start(fake_build("a", environment={"PYTHONSAFEPATH": ""}), tmp_path / "a.log", start_s=20)
+    engine.stop()
+    assert engine.model_name == "fake"
+
+
 def test_a_proxy_of_the_environment_is_not_asked(
     fake_build: MakeBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
