@@ -97,14 +97,13 @@ def _resumed(run_dir: Path, display: Any) -> Any:
     from .gates.config import GateConfig
     from .harness.configfile import parse
     from .harness.errors import ConfigError
+    from .harness.extent import how_to_continue
     from .harness.runs import Run
 
     run = Run.resume(run_dir, display)
     manifest = run.directory.manifest()
     if manifest.kind != "compare":
-        raise ConfigError(
-            f"{run_dir} is a {manifest.kind} run", f"continue it with `{manifest.kind} --resume {run_dir}`"
-        )
+        raise ConfigError(f"{run_dir} is a {manifest.kind} run", how_to_continue(manifest.kind, run_dir))
     return run, parse(manifest.config_yaml, GateConfig, f"{run_dir}/manifest.json: config_yaml")
 
 
@@ -120,7 +119,8 @@ def check(
     """Check every output token of a finished run against the reference.
 
     Exit code 0 where every build's output is right, 1 where one is wrong, 3 where one could not be checked, 4 where
-    streams are missing or there is nothing sound to check. Leaves check.json in the run directory; `report` reads it.
+    streams of a launch that was begun are missing or there is nothing sound to check. Leaves check.json in the run
+    directory; `report` reads it.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -128,9 +128,9 @@ def check(
     from .cli_comparison import output_check_cache, unexpected_is_void, write_check
     from .gates.outcomes import Verdict
     from .gates.run_check import RunChecker, void_rules_of
+    from .harness.extent import begun_launches, missing_streams, why_unfinished
     from .harness.storage import RunDirectory
     from .reports.gate_text import print_checks
-    from .reports.validity import missing_streams
 
     directory = RunDirectory(run_dir)
     manifest = directory.manifest()
@@ -147,28 +147,35 @@ def check(
         )
         identities = [checker.identity(names[0], name, streams, requests) for name in names[1:]]
     kept = write_check(run_dir, outcomes)
-    missing = missing_streams(manifest, streams, names)
-    verdict = _joint(outcomes)
+    missing = missing_streams(manifest, streams, names, begun_launches(manifest, streams, requests.values()))
+    unfinished = why_unfinished(directory, manifest)
+    standing = [one.build for one in kept if one.is_fail]
+    verdict = Verdict.FAIL if standing else _joint(outcomes)
     if missing and verdict is not Verdict.FAIL:
         verdict = Verdict.VOID
     if as_json:
         found = [json.loads(outcome.model_dump_json()) for outcome in outcomes]
         document = {"run_dir": str(run_dir), "verdict": verdict.value, "output_checks": found}
-        standing = [one.build for one in kept if one.is_fail]
-        click.echo(json.dumps({**document, "missing_streams": missing, "standing_failures": standing}))
+        document |= {"missing_streams": missing, "standing_failures": standing, "unfinished": unfinished}
+        click.echo(json.dumps(document))
     else:
         print_checks(outcomes, identities)
-    _tell(run_dir, manifest.kind, kept, missing)
+    _tell(run_dir, manifest.kind, kept, missing, unfinished)
     sys.exit(verdict.exit_code)
 
 
-def _tell(run_dir: Path, kind: str, kept: Any, missing: dict[str, int]) -> None:
+def _tell(run_dir: Path, kind: str, kept: Any, missing: dict[str, int], unfinished: str | None) -> None:
     """What the table of a check does not say."""
+    from .harness.extent import how_to_continue
+
+    if unfinished is not None:
+        click.echo(f"{run_dir} is unfinished: {unfinished}", err=True)
     for one in kept:
         click.echo(f"{one.build}: {one.reason}", err=True)
     for name, count in missing.items():
-        resume = f"continue with `kernarc-gate {kind} --resume {run_dir}`"
-        click.echo(f"{name}: {count:,} streams are missing from the records: {resume}", err=True)
+        click.echo(
+            f"{name}: {count:,} streams are missing from the records: {how_to_continue(kind, run_dir)}", err=True
+        )
     click.echo(f"{run_dir}: check.json; `kernarc-gate report {run_dir}` renders the run with it", err=True)
 
 

@@ -67,6 +67,7 @@ def bench(
     once. Leaves table.md, table.csv, table.json, speed.svg, speed.png and index.html in the run directory; exit code 4
     where a cell has no speed.
     """
+    from .harness.extent import how_to_continue
     from .harness.progress_display import ProgressDisplay
     from .harness.runs import Run
     from .harness.termination import sigterm_as_interrupt
@@ -76,10 +77,7 @@ def bench(
             _refuse_with_resume(config_name, builds, out, model_path, changes)
             run = Run.resume(resume, display)
             if run.plan.kind != "bench":
-                raise ConfigError(
-                    f"{resume} is a {run.plan.kind} run",
-                    f"continue it with `kernarc-gate {run.plan.kind} --resume {resume}`",
-                )
+                raise ConfigError(f"{resume} is a {run.plan.kind} run", how_to_continue(run.plan.kind, resume))
         else:
             prepared = _prepare(config_name or "default", builds, model_path, changes)
             if prepared.remark:

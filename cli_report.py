@@ -44,6 +44,9 @@ def report(
         if publication.revision is not None:
             click.echo(render_movement_text(publication.revision, width, colour=colour), nl=False)
     click.echo(f"{folder}: {', '.join(path.name for path in paths)}", err=True)
+    for run in publication.runs:
+        if run.why_unfinished is not None:
+            click.echo(f"{run.path} is unfinished: {run.why_unfinished}", err=True)
     if all(cell.tpot is None for cell in publication.table.cells.values()):
         click.echo("no cell has a speed to publish; the table says why", err=True)
         sys.exit(4)

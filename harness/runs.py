@@ -13,6 +13,7 @@ from .engines.kernarc import draft_vocab_size
 from .engines.registry import engine_of
 from .environment import git_state, read_environment
 from .errors import ConfigError, KernarcError, RecordError
+from .extent import how_to_continue
 from .gpu import Gpu
 from .launch import Launch
 from .plan import RunPlan, read_plan, require_distinct_names, write_plan
@@ -58,7 +59,7 @@ class Run:
         if directory.manifest_path.exists():
             raise ConfigError(
                 f"{directory.path} already holds a run",
-                f"continue it with `--resume {directory.path}`, or choose another --out",
+                f"{how_to_continue(plan.kind, directory.path)}, or choose another --out",
             )
         for build in plan.builds:
             if build.engine == "endpoint":

@@ -141,12 +141,19 @@ def _libraries(versions: Mapping[str, str]) -> str:
 def _measured(run: SavedRun) -> str:
     manifest = run.manifest
     when = manifest.created_utc[:16].replace("T", " ")
-    launches = "one launch" if manifest.launches == 1 else f"{manifest.launches} launches"
     resident = "both engines resident at once" if manifest.residency == "both" else "one engine resident at a time"
     return (
-        f"{when} UTC, run {manifest.run_id}, configuration {manifest.config_name}: {launches} of each engine, "
+        f"{when} UTC, run {manifest.run_id}, configuration {manifest.config_name}: {_launches(run)}, "
         f"{manifest.requests_per_depth} requests a depth in each, {resident}, seed {manifest.seed}."
     )
+
+
+def _launches(run: SavedRun) -> str:
+    """Those measured; the manifest of an unfinished run holds a limit."""
+    launches = run.manifest.launches
+    if run.why_unfinished is not None:
+        return f"unfinished, {run.complete_launches} of at most {launches} launches of each engine complete"
+    return f"{'one launch' if launches == 1 else f'{launches} launches'} of each engine"
 
 
 def _pairing(runs: Sequence[SavedRun], table: SpeedTable) -> list[str]:
@@ -210,6 +217,8 @@ def _losses(run: SavedRun) -> Iterable[str]:
         when = interruption.wall_utc[:16].replace("T", " ")
         done = fmt.count(interruption.streams_done)
         yield f"Run {run.manifest.run_id} was interrupted {when} UTC after {done} streams ({interruption.reason})."
+    if run.why_unfinished is not None:
+        yield f"Run {run.manifest.run_id} is unfinished: {run.why_unfinished}."
     if run.control.void_blocks:
         void_blocks, blocks = fmt.count(len(run.control.void_blocks)), fmt.count(run.control.blocks)
         yield (

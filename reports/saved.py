@@ -16,6 +16,7 @@ from ..gates.outcomes import OutputOutcome, Verdict
 from ..gates.standing import standing
 from ..harness.configfile import parse
 from ..harness.errors import RecordError
+from ..harness.extent import begun_launches, complete_launches, why_unfinished
 from ..harness.records import Record, RunManifest, StreamRecord, StreamStatus
 from ..harness.storage import RunDirectory
 
@@ -47,18 +48,31 @@ CHECK_FILES = ("verdict.json", "check.json")  # the later one, where both are th
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One run directory, read once. streams: the measured ones, sorted, so that record order reaches no rendering."""
+    """One run directory, read once. streams: the measured ones, sorted, so that record order reaches no rendering.
+
+    begun_launches: those whose streams are due. why_unfinished: in words; None where the run came to its end.
+    """
 
     path: Path
     manifest: RunManifest
     streams: tuple[StreamRecord, ...]
+    begun_launches: frozenset[int]
+    why_unfinished: str | None
 
     @classmethod
     def load(cls, path: Path) -> "SavedRun":
         """Reads manifest and streams; RecordError where they are not records."""
         directory = RunDirectory(path)
-        measured = (stream for stream in directory.streams() if not stream.is_warmup)
-        return cls(path, directory.manifest(), tuple(sorted(measured, key=_fixed_order)))
+        manifest, streams = directory.manifest(), directory.streams()
+        unfinished = why_unfinished(directory, manifest)
+        begun = begun_launches(manifest, streams, directory.requests().values() if unfinished else ())
+        measured = (stream for stream in streams if not stream.is_warmup)
+        return cls(path, manifest, tuple(sorted(measured, key=_fixed_order)), begun, unfinished)
+
+    @property
+    def complete_launches(self) -> int:
+        """How many launches of every build were measured to their end."""
+        return complete_launches(self.manifest, self.streams)
 
     def cell_streams(self, build: str, depth: int) -> tuple[StreamRecord, ...]:
         """The measured streams of one build at one depth, void ones included, less the blocks that a control voided."""
@@ -76,7 +90,12 @@ class SavedRun:
         if self.manifest.kind != "compare" or len(self.manifest.builds) < 3:
             return NO_CONTROL
         config = parse(self.manifest.config_yaml, GateConfig, f"{self.path}/manifest.json: config_yaml")
-        return control_report(Measured(self.manifest, self.streams, self.manifest.launches), config)
+        return control_report(Measured(self.manifest, self.streams, self._launches), config)
+
+    @property
+    def _launches(self) -> int:
+        """Until a gate's run is finished its manifest holds the limit."""
+        return self.manifest.launches if self.why_unfinished is None else self.complete_launches
 
     def _is_excluded(self, stream: StreamRecord) -> bool:
         return (stream.launch, stream.block) in self.control.void_blocks

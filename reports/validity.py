@@ -1,10 +1,10 @@
 """Why a cell has no speed, and why two runs have no ratio. One place, so that table, history and page agree."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..harness.environment import require_comparable
 from ..harness.errors import ConfigError
+from ..harness.extent import how_to_continue
 from ..harness.records import RunManifest, StreamRecord, StreamStatus
 from .saved import CheckState, SavedRun
 
@@ -17,30 +17,17 @@ def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> s
     streams = run.cell_streams(build, depth)
     reasons = void_reasons(streams)
     void = sum(stream.status is StreamStatus.VOID for stream in streams)
-    planned = run.manifest.requests_per_depth * _planned_launches(run.manifest, build)
+    planned = run.manifest.requests_per_depth * len(run.begun_launches)
     expected = planned - run.excluded_streams(build, depth)
     if not streams:
         return "not measured"
     if void > run.manifest.max_void_streams_per_cell:
         return f"{void} of {len(streams)} streams void: {'; '.join(reasons)}"
     if len(streams) < expected:
-        resume = f"continue with `kernarc-gate {run.manifest.kind} --resume RUN_DIR`"
-        return f"{len(streams)} of {expected} streams recorded: {resume}"
+        return f"{len(streams)} of {expected} streams recorded: {how_to_continue(run.manifest.kind, 'RUN_DIR')}"
     check = run.output_check(build)
     refused = {CheckState.FAILED, CheckState.MISSING} if require_check else {CheckState.FAILED}
     return check.reason if check.state in refused else None
-
-
-def missing_streams(manifest: RunManifest, streams: Iterable[StreamRecord], builds: Sequence[str]) -> dict[str, int]:
-    """Streams that were planned and are not recorded, of the builds that lack some; warm-ups do not count."""
-    measured = Counter(stream.build for stream in streams if not stream.is_warmup)
-    missing = {}
-    for build in builds:
-        planned = len(manifest.depths) * manifest.requests_per_depth * _planned_launches(manifest, build)
-        recorded = measured[build]
-        if recorded < planned:
-            missing[build] = planned - recorded
-    return missing
 
 
 def void_reasons(streams: Sequence[StreamRecord]) -> tuple[str, ...]:
@@ -56,10 +43,3 @@ def incomparable(first: RunManifest, second: RunManifest) -> str | None:
     except ConfigError as error:
         return error.message
     return None
-
-
-def _planned_launches(manifest: RunManifest, build: str) -> int:
-    """A gate's launches are a limit that it may stop below; a bench's are a plan."""
-    if manifest.kind == "bench":
-        return manifest.launches
-    return len({record.launch for record in manifest.launch_records if record.build == build})

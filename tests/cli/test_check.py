@@ -2,9 +2,13 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from kernarc.harness.storage import RunDirectory
 from kernarc.reports.saved import CheckState, SavedRun
 
 from .conftest import Gate, WriteBuild
@@ -86,3 +90,30 @@ def test_a_check_of_fewer_streams_than_were_planned_is_no_pass(gate: Gate, build
     output = json.loads(result.stdout)
     assert (output["verdict"], output["missing_streams"]) == ("VOID", {"a": 1, "b": 1})
     assert "a: 1 streams are missing from the records: continue with `kernarc-gate bench --resume run`" in result.stderr
+
+
+def test_a_comparison_killed_in_its_first_launch_is_not_complete(gate: Gate, build: WriteBuild, tmp_path: Path) -> None:
+    """Neither check, nor report, nor the page call it whole or take its limit for what was measured."""
+    arguments = ["compare", build("a"), build("b"), "--depths", "32", "--requests", "8", "--max-tokens", "33"]
+    command = [sys.executable, "-m", "kernarc.cli", *arguments, "--looks", "5,12", "--out", "run"]
+    directory = RunDirectory(tmp_path / "run")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while sum(not stream.is_warmup for stream in directory.streams()) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    measured = sum(not stream.is_warmup for stream in directory.streams())
+    checked = gate("check", "run", "--json")
+    assert checked.returncode == 4, checked.stderr
+    output = json.loads(checked.stdout)
+    assert (output["verdict"], sum(output["missing_streams"].values())) == ("VOID", 16 - measured)
+    assert "killed" in output["unfinished"]
+    reported = gate("report", "run")
+    assert reported.returncode == 4, "no cell is complete"
+    assert "run is unfinished: the process that measured it was killed" in reported.stderr
+    page = (tmp_path / "run" / "index.html").read_text()
+    assert "unfinished, 0 of at most 12 launches of each engine complete" in page
+    assert "is unfinished: the process that measured it was killed" in page
+    assert "12 launches of each engine," not in page
