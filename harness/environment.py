@@ -39,7 +39,7 @@ def read_environment(gpu: Gpu | None) -> Environment:
         gpu_driver=gpu.driver if gpu else None,
         gpu_memory_bytes=gpu.memory_bytes if gpu else None,
         python_version=platform.python_version(),
-        library_versions={name: version for name in LIBRARIES if (version := _version(name)) is not None},
+        library_versions=own_library_versions(),
         kernarc_version=__version__,
         git_commit=commit,
         git_dirty=dirty,
@@ -89,13 +89,19 @@ def require_comparable(first: RunManifest, second: RunManifest) -> None:
             )
 
 
+def own_library_versions() -> dict[str, str]:
+    """Of the libraries that this process would compute with."""
+    return {name: version for name in LIBRARIES if (version := _version(name)) is not None}
+
+
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """(commit, whether anything differs from it) of the checkout that holds a folder; (None, None) outside one.
 
-    What `git archive` packed says its commit itself, and nobody can tell whether it was changed since.
+    A folder of which git tracks nothing (an environment inside a checkout) has no commit. What `git archive` packed
+    says its commit itself, and nobody can tell whether it was changed since.
     """
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    if commit is None or not _git(folder, "ls-files"):
         return _archived_commit(folder), None
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return (None, None) if status is None else (commit, bool(status))
@@ -113,8 +119,11 @@ def _archived_commit(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    # A hook or CI step may point git elsewhere by GIT_DIR and the like.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        result = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     except OSError:
         return None
     return result.stdout.strip() if result.returncode == 0 else None

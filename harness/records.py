@@ -100,12 +100,14 @@ class BuildRecord(Record):
     model_sha256: str | None
     num_speculative_tokens: int | None
     draft_vocab_size: int | None = None  # tokens that may be drafted, of vocab_size; None: all of them
+    draft_vocab_sha256: str | None = None  # of its file; None also in records from before it was written down
     vocab_size: int | None = None  # known where draft_vocab_size is
     library_versions: dict[str, str] = {}  # where the engine has an environment of its own
     environment: dict[str, str] = {}  # that the build sets
     structured_acceptance: float | None = None  # what structured weights were made for; None: others
-    git_commit: str | None = None
+    git_commit: str | None = None  # of the code that the build runs; None where nobody can say
     git_dirty: bool | None = None
+    sources_sha256: str | None = None  # of that code; None where nobody can say, or said so at the time
 
 
 class EnvironmentSample(Record):

@@ -6,12 +6,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .builds import Build
+from .build_records import build_record
 from .checkpoints import Checkpoint, ensure_checkpoint
 from .engines.endpoint import connect
-from .engines.kernarc import draft_vocab_size
-from .engines.registry import engine_of
-from .environment import git_state, read_environment
+from .environment import read_environment
 from .errors import ConfigError, KernarcError, RecordError
 from .extent import how_to_continue
 from .gpu import Gpu
@@ -201,6 +199,10 @@ class Run:
                     "put the same checkpoint back, or measure again",
                 )
 
+    def _build_records(self) -> list[BuildRecord]:
+        context = self.plan.max_context
+        return [build_record(build, self._checkpoints.get(build.name), context) for build in self.plan.builds]
+
     def _new_manifest(self, run_id: str) -> RunManifest:
         measurement = self.plan.measurement
         return RunManifest(
@@ -209,7 +211,7 @@ class Run:
             created_utc=now_utc(),
             config_name=self.plan.config_name,
             config_yaml=self.plan.config_yaml,
-            builds=tuple(self._build_record(build) for build in self.plan.builds),
+            builds=tuple(self._build_records()),
             depths=measurement.depths,
             requests_per_depth=measurement.requests_per_depth,
             max_tokens=measurement.max_tokens,
@@ -220,30 +222,6 @@ class Run:
             requests_sha256=self._request_set.sha256,
             prompt_source=self._request_set.prompt_source,
             environment=read_environment(self._gpu),
-        )
-
-    def _build_record(self, build: Build) -> BuildRecord:
-        checkpoint = self._checkpoints.get(build.name)
-        engine = None if checkpoint is None else engine_of(build, self.plan.max_context)
-        commit, dirty = build.git_commit, build.git_dirty
-        if commit is None and build.engine == "kernarc":
-            commit, dirty = git_state(Path(__file__).parent)
-        drafted = None if checkpoint is None else draft_vocab_size(build, checkpoint.path)
-        return BuildRecord(
-            name=build.name,
-            engine=build.engine,
-            engine_version=engine.version() if engine else None,
-            command=tuple(engine.command(checkpoint.path, 0)) if engine and checkpoint else (),
-            model=str(checkpoint.path) if checkpoint else build.config.served_model or build.config.url or "",
-            model_sha256=checkpoint.sha256() if checkpoint else None,
-            num_speculative_tokens=build.num_speculative_tokens,
-            draft_vocab_size=drafted,
-            vocab_size=None if drafted is None or checkpoint is None else checkpoint.vocab_size,
-            library_versions=engine.library_versions() if engine else {},
-            environment=build.config.environment,
-            structured_acceptance=checkpoint.structured_acceptance if checkpoint else None,
-            git_commit=commit,
-            git_dirty=dirty,
         )
 
 

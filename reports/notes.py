@@ -78,6 +78,8 @@ def _software(build: BuildRecord) -> str:
         text += f" with {_libraries(build.library_versions)}"
     if build.git_commit:
         text += f", commit {build.git_commit[:12]}{' with uncommitted changes' if build.git_dirty else ''}"
+    elif build.sources_sha256:
+        text += f", of no known commit (sources sha256 {build.sources_sha256[:12]})"
     return text
 
 

@@ -13,6 +13,7 @@ import requests
 from ..builds import Build
 from ..config import LimitsConfig
 from ..errors import EngineError
+from ..source_code import SourceCode
 from .process import EngineProcess, PortTakenError, free_port
 
 POLL_S = 0.2
@@ -93,6 +94,10 @@ class Engine(ABC):
     @abstractmethod
     def version(self) -> str | None:
         """Of the installed engine; None where nobody can say."""
+
+    def source_code(self) -> SourceCode | None:
+        """The very code that it runs, where that is a package of ours."""
+        return None
 
     def library_versions(self) -> dict[str, str]:
         """Of what it computes with, where that is not our own environment."""

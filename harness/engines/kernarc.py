@@ -2,11 +2,12 @@
 
 import json
 import sys
+from functools import cached_property
 from pathlib import Path
 
-from ... import __version__
 from ..builds import MODELS_OWN, Build
 from ..errors import ConfigError
+from ..source_code import SourceCode, imported_code
 from .base import Engine
 
 DRAFT_VOCAB_FILE = "draft_vocab.json"
@@ -40,7 +41,7 @@ class KernarcEngine(Engine):
     def command(self, model: Path, port: int) -> list[str]:
         """serve MODEL with the build's drafts and device."""
         config = self.build.config
-        command = [config.python or sys.executable, "-m", "kernarc.cli", "serve", str(model)]
+        command = [self._python, "-m", "kernarc.cli", "serve", str(model)]
         command += ["--host", "127.0.0.1", "--port", str(port), "--device", config.device]
         command += ["--max-context", str(self.max_context)]
         if config.num_speculative_tokens is not None:
@@ -53,5 +54,21 @@ class KernarcEngine(Engine):
         return [*command, *config.extra_args]
 
     def version(self) -> str | None:
-        """Ours, or the commit's where the build runs a commit."""
-        return self.build.git_commit or __version__
+        """What the code itself says, or its commit where the build runs a commit."""
+        return self.build.git_commit or self._code.version
+
+    def source_code(self) -> SourceCode:
+        """As the build's own interpreter finds it."""
+        return self._code
+
+    def library_versions(self) -> dict[str, str]:
+        """Of that interpreter's environment, where it is not ours."""
+        return dict(self._code.library_versions)
+
+    @property
+    def _python(self) -> str:
+        return self.build.config.python or sys.executable
+
+    @cached_property
+    def _code(self) -> SourceCode:
+        return imported_code(self._python, self.environment())

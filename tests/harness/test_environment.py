@@ -155,9 +155,22 @@ def test_git_state(tmp_path: Path) -> None:
     assert git_state(tmp_path / "harness") == ("0123456789abcdef0123456789abcdef01234567", None)
     for command in (
         ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-mx"],
+        ["add", ".git_archival.txt"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-mx"],
     ):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     commit, dirty = git_state(tmp_path)
     assert len(commit or "") == 40
     assert dirty is False
+    (tmp_path / ".git_archival.txt").write_text("$Format:%H$\n")
+    assert git_state(tmp_path) == (commit, True)
+
+
+def test_what_git_does_not_track_has_no_commit(tmp_path: Path) -> None:
+    """An environment inside a checkout holds other code than the checkout's."""
+    (tmp_path / "package.py").touch()
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qmx"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    (tmp_path / ".venv" / "kernarc").mkdir(parents=True)
+    (tmp_path / ".venv" / "kernarc" / "__init__.py").touch()
+    assert git_state(tmp_path / ".venv" / "kernarc") == (None, None)

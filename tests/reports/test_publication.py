@@ -17,6 +17,7 @@ from kernarc.harness.records import StreamRecord
 from kernarc.harness.storage import RunDirectory
 from kernarc.reports import chart, race
 from kernarc.reports.chart import BASELINE_STROKE, STROKES
+from kernarc.reports.notes import general_notes
 from kernarc.reports.render import render_run
 from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import speed_table
@@ -205,6 +206,19 @@ def test_weights_that_were_made_and_not_trained_and_an_engine_s_own_libraries_ar
     assert page.count("a known output, acceptance chosen as 0.87") == 1
     assert "0.31.0 with torch 9.9, triton 9.8" in page
     assert "SOME_SETTING=skip --vocab d.json" in page
+
+
+def test_a_build_of_no_known_commit_claims_none(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", depths=(128,), launches=1, tokens=16)
+    directory = RunDirectory(run)
+    first, second = directory.manifest().builds
+    unknown = second.model_copy(update={"git_commit": None, "git_dirty": None, "sources_sha256": "5eed" * 16})
+    directory.update_manifest(builds=(first, unknown))
+    runs = load_runs([run])
+    (note,) = [note for note in general_notes(runs, speed_table(runs)) if note.title == "Builds"]
+    ours = note.text.partition("kernarc: ")[2]
+    assert "of no known commit (sources sha256 5eed5eed5eed)" in ours
+    assert "0123456789ab" not in ours
 
 
 def test_a_reduced_draft_head_is_stated_below_the_table(make_run: MakeRun, tmp_path: Path) -> None:
