@@ -118,9 +118,9 @@ def check(
 ) -> None:
     """Check every output token of a finished run against the reference.
 
-    Exit code 0 where every build's output is right, 1 where one is wrong, 3 where one could not be checked, 4 where
-    streams of a launch that was begun are missing or there is nothing sound to check. Leaves check.json in the run
-    directory; `report` reads it.
+    Exit code 0 where every build's output is right, 1 where one is wrong or a stricter check found it so, 3 where one
+    could not be checked, 4 where streams of a launch that was begun are missing or there is nothing sound to check.
+    Leaves check.json in the run directory; `report` reads it.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -72,7 +72,8 @@ def test_a_check_that_allows_more_undoes_no_fail_and_says_so(gate: Gate, build: 
     for _ in ("the comparison's", "its own"):
         lenient = gate("check", "run", "--config", str(loose), "--json")
         output = json.loads(lenient.stdout)
-        assert (output["verdict"], output["standing_failures"]) == ("PASS", ["wrong"])
+        assert (lenient.returncode, output["verdict"], output["standing_failures"]) == (1, "FAIL", ["wrong"])
+        assert [entry["verdict"] for entry in output["output_checks"]] == ["PASS", "PASS"]
         assert [entry["max_divergence_rate"] for entry in output["output_checks"]] == [0.5, 0.5]
         assert "wrong: the earlier FAIL stands, because it allowed less (0 % of a stream's" in lenient.stderr
         assert SavedRun.load(tmp_path / "run").output_check("wrong").state is CheckState.FAILED
