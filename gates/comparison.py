@@ -9,8 +9,18 @@ from .attribution import attribute, fraction
 from .config import GateConfig
 from .control import NO_CONTROL, ControlReport, judge_blocks
 from .crossover import candidate_second
+from .first_token import first_token_effects
 from .intervals import DepthInterval, depth_intervals
-from .outcomes import Attribution, DepthOutcome, Estimator, GateOutcome, OrderEffect, OutputOutcome, Verdict
+from .outcomes import (
+    Attribution,
+    DepthOutcome,
+    Estimator,
+    FirstTokenEffect,
+    GateOutcome,
+    OrderEffect,
+    OutputOutcome,
+    Verdict,
+)
 from .pairing import Pairing, pair_streams
 from .verdict import improved_depths, joint_verdict, launches_needed, speed_verdict
 
@@ -72,7 +82,8 @@ def evaluate(
     control = control_report(measured, config)
     pairing = measured.pairing(control.void_blocks)
     reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
-    intervals, attributions = _estimates(measured, pairing, config)
+    estimates = _estimates(measured, pairing, config)
+    intervals = [estimate.interval for estimate in estimates]
     checks = {check.build: check for check in output_checks}
     speed = speed_verdict(intervals, config.margin, are_fresh_launches=not measured.not_restarted)
     verdict = joint_verdict(speed, checks.get(measured.baseline), checks.get(measured.candidate), reasons)
@@ -92,10 +103,7 @@ def evaluate(
         estimator=_estimator(intervals),
         launches=measured.launches,
         launch_limit=config.launch_limit,
-        depths=tuple(
-            _depth_outcome(depth, interval, attribution)
-            for depth, interval, attribution in zip(depths, intervals, attributions, strict=False)
-        ),
+        depths=tuple(_depth_outcome(depth, estimate) for depth, estimate in zip(depths, estimates, strict=False)),
         output_checks=tuple(output_checks),
         identity=identity,
         void_reasons=reasons,
@@ -128,20 +136,31 @@ def control_report(measured: Measured, config: GateConfig) -> ControlReport:
     return judge_blocks(done, names[2], max_drift=config.max_control_drift, max_void_share=config.max_void_block_share)
 
 
-def _estimates(
-    measured: Measured, pairing: Pairing, config: GateConfig
-) -> tuple[list[DepthInterval], list[Attribution | None]]:
+@dataclass(frozen=True)
+class _Estimate:
+    """One depth: what is judged, where it comes from, and what is only told."""
+
+    interval: DepthInterval
+    attribution: Attribution | None
+    first_token: FirstTokenEffect | None
+
+
+def _estimates(measured: Measured, pairing: Pairing, config: GateConfig) -> list[_Estimate]:
     if not pairing.launches or not pairing.depths:
-        return [], []
+        return []
     ratios = [pairs.log_tpot_ratios() for pairs in pairing.depths]
     confidence, n_resamples, seed = config.confidence_of_a_look, config.n_resamples, measured.manifest.seed
     orders = measured.candidate_second(pairing)
     intervals = depth_intervals(
         ratios, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
     )
-    return intervals, attribute(
+    attributions = attribute(
         pairing.depths, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
     )
+    first_tokens = first_token_effects(
+        pairing.depths, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+    return [_Estimate(*parts) for parts in zip(intervals, attributions, first_tokens, strict=True)]
 
 
 def _estimator(intervals: Sequence[DepthInterval]) -> Estimator:
@@ -157,8 +176,8 @@ def _order_outcome(interval: DepthInterval) -> OrderEffect | None:
     return OrderEffect(effect=math.expm1(order), low=fraction(order - half_width), high=fraction(order + half_width))
 
 
-def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution | None) -> DepthOutcome:
-    estimate = interval.point_estimate
+def _depth_outcome(depth: int, found: _Estimate) -> DepthOutcome:
+    interval, estimate = found.interval, found.interval.point_estimate
     return DepthOutcome(
         depth=depth,
         point_estimate=math.expm1(estimate),
@@ -170,6 +189,7 @@ def _depth_outcome(depth: int, interval: DepthInterval, attribution: Attribution
         student_high=fraction(estimate + interval.student_half_width),
         launches=interval.launches,
         pairs=interval.pairs,
-        attribution=attribution,
+        attribution=found.attribution,
         order_effect=_order_outcome(interval),
+        first_token=found.first_token,
     )

@@ -49,6 +49,14 @@ class OrderEffect(Record):
     high: float | None
 
 
+class FirstTokenEffect(Record):
+    """What the candidate does to the time to first token: +0.5 = half as long again. Bounds None while undefined."""
+
+    effect: float
+    low: float | None
+    high: float | None
+
+
 class DepthOutcome(Record):
     """One depth: effects and bounds as fractions (+0.02 = 2 % slower); bounds are None while undefined."""
 
@@ -64,6 +72,7 @@ class DepthOutcome(Record):
     pairs: int
     attribution: Attribution | None  # None where events are not steps
     order_effect: OrderEffect | None = None  # None where start order does not vary
+    first_token: FirstTokenEffect | None = None  # not part of the verdict
     words: str = ""  # the attribution in words, written by reports
 
 

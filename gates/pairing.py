@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..harness.metrics import step_ms, tokens_per_step, tpot_ms
+from ..harness.metrics import step_ms, tokens_per_step, tpot_ms, ttft_ms
 from ..harness.records import StreamRecord, StreamStatus
 
 Floats = NDArray[np.float64]
@@ -36,6 +36,11 @@ class Pair:
         """ln of the ratio of tokens a step; log_tpot_ratio = log_step_ratio − log_tokens_per_step_ratio."""
         return _optional_log_ratio(tokens_per_step(self.candidate), tokens_per_step(self.baseline))
 
+    @property
+    def log_ttft_ratio(self) -> float | None:
+        """ln of the ratio of times to first token; None where a stream's first token came no later than its request."""
+        return _optional_log_ratio(ttft_ms(self.candidate), ttft_ms(self.baseline))
+
 
 @dataclass(frozen=True)
 class DepthPairs:
@@ -60,6 +65,10 @@ class DepthPairs:
     def log_tokens_per_step_ratios(self) -> list[Floats] | None:
         """One array a launch; None where any pair has no steps."""
         return _complete([[pair.log_tokens_per_step_ratio for pair in pairs] for pairs in self.launches])
+
+    def log_ttft_ratios(self) -> list[Floats] | None:
+        """One array a launch; None where any pair has no time to first token."""
+        return _complete([[pair.log_ttft_ratio for pair in pairs] for pairs in self.launches])
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ..gates.outcomes import DepthOutcome, Estimator, GateOutcome, OutputOutcome, Verdict
+from .first_token import first_token_words
 from .format import count, fixed, percent
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -69,6 +70,7 @@ def markdown(outcome: GateOutcome) -> str:
         outcome.sentence,
         "",
         *depth_table(outcome),
+        *([told, ""] if (told := first_token_words(outcome)) else []),
         *check_table(outcome.output_checks),
     ]
     if outcome.identity:
@@ -179,6 +181,7 @@ def _case(name: str, verdict: Verdict, text: str) -> ElementTree.Element:
 
 def _depth_json(depth: DepthOutcome) -> dict[str, Any]:
     step, acceptance = effects(depth)
+    first = depth.first_token
     return {
         "depth": depth.depth,
         "point_estimate": depth.point_estimate,
@@ -190,6 +193,9 @@ def _depth_json(depth: DepthOutcome) -> dict[str, Any]:
         "pairs": depth.pairs,
         "step_effect": step,
         "acceptance_effect": acceptance,
+        "ttft_effect": None if first is None else first.effect,
+        "ttft_low": None if first is None else first.low,
+        "ttft_high": None if first is None else first.high,
     }
 
 

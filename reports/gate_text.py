@@ -7,6 +7,7 @@ from rich.table import Table
 
 from ..gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from .ci import effects, interval, rates
+from .first_token import first_token_words
 from .format import count, percent
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.VOID: "magenta"}
@@ -17,6 +18,8 @@ def print_outcome(outcome: GateOutcome, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     if outcome.depths:
         console.print(_depths(outcome))
+    if told := first_token_words(outcome):
+        console.print(told, markup=False, soft_wrap=True)
     print_checks(outcome.output_checks, [outcome.identity] if outcome.identity else [], console)
     for reason in outcome.void_reasons:
         console.print(f"void: {reason}", markup=False)

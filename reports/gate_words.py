@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ..gates.outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
 from ..gates.output_check import SAYS_LITTLE
+from .first_token import later_first_token
 from .format import count, fixed, percent
 
 NEGLIGIBLE = 0.002  # effects below 0.2 % are "unchanged" in words
@@ -30,7 +31,7 @@ def next_step(outcome: GateOutcome) -> str:
     candidate = _check_of(outcome, outcome.candidate)
     match outcome.verdict:
         case Verdict.PASS:
-            return _next_step_of_pass(candidate)
+            return _next_step_of_pass(outcome)
         case Verdict.FAIL if candidate is not None and candidate.verdict is Verdict.FAIL:
             return f"Correct the output first ({_where(candidate)}); speed counts only after that."
         case Verdict.FAIL:
@@ -43,13 +44,13 @@ def next_step(outcome: GateOutcome) -> str:
 
 
 def effect_words(depth: DepthOutcome) -> str:
-    """ "3.1 % slower (+2.0 % to +4.2 %) at depth 8,192"."""
+    """ "3.1 % slower per token (+2.0 % to +4.2 %) at depth 8,192"."""
     effect = depth.point_estimate
     direction = "slower" if effect > 0 else "faster"
     bounds = "interval unknown"
     if depth.low is not None and depth.high is not None:
         bounds = f"{percent(depth.low)} to {percent(depth.high)}"
-    return f"{unsigned(effect)} {direction} ({bounds}) at depth {count(depth.depth)}"
+    return f"{unsigned(effect)} {direction} per token ({bounds}) at depth {count(depth.depth)}"
 
 
 def order_words(outcome: GateOutcome) -> str:
@@ -90,13 +91,14 @@ def _reason(outcome: GateOutcome) -> str:
         return f"the measurement is void: {outcome.void_reasons[0]}{_and_more(outcome.void_reasons)}"
     if outcome.verdict is Verdict.VOID:
         return _void_by_baseline(outcome, baseline)
+    later = f"; {late}" if (late := later_first_token(outcome)) else ""
     if outcome.verdict is Verdict.FAIL:
-        return _slower(outcome)
+        return f"{_slower(outcome)}{later}"
     if outcome.verdict is Verdict.PASS:
-        return _passed(outcome)
+        return f"{_passed(outcome)}{later}"
     if outcome.not_restarted:
-        return _without_restarts(outcome)
-    return _undecided(outcome)
+        return f"{_without_restarts(outcome)}{later}"
+    return f"{_undecided(outcome)}{later}"
 
 
 def _void_by_baseline(outcome: GateOutcome, baseline: OutputOutcome | None) -> str:
@@ -121,8 +123,8 @@ def _passed(outcome: GateOutcome) -> str:
     if outcome.improved_depths:
         better = f"; IMPROVED at depth {', '.join(count(depth) for depth in outcome.improved_depths)}"
     return (
-        f"{outcome.candidate} is nowhere slower than the margin of {unsigned(outcome.margin)} (highest upper bound "
-        f"{percent(worst.high)} at depth {count(worst.depth)}), and {_output_words(outcome)}{better}"
+        f"{outcome.candidate} is nowhere slower per token than the margin of {unsigned(outcome.margin)} (highest upper "
+        f"bound {percent(worst.high)} at depth {count(worst.depth)}), and {_output_words(outcome)}{better}"
     )
 
 
@@ -151,12 +153,17 @@ def _undecided(outcome: GateOutcome) -> str:
     )
 
 
-def _next_step_of_pass(candidate: OutputOutcome | None) -> str:
+def _next_step_of_pass(outcome: GateOutcome) -> str:
+    """Where the gate did not see everything, what is left for a person to settle."""
+    candidate = _check_of(outcome, outcome.candidate)
+    left = []
     if candidate is not None and candidate.is_structured:
-        return "The change may go in where its numerics are right too: compare again with `--config text`."
-    if candidate is not None and candidate.divergences:
-        return f"The change may go in if you accept what diverged: {candidate.allowed_words}."
-    return "Nothing to do: the change may go in."
+        left.append("its numerics are right too (compare again with `--config text`)")
+    if candidate is not None and candidate.allowed_words:
+        left.append(f"you accept what diverged ({candidate.allowed_words})")
+    if later_first_token(outcome):
+        left.append("you accept its later first token")
+    return f"The change may go in if {' and '.join(left)}." if left else "Nothing to do: the change may go in."
 
 
 def _next_step_of_void(outcome: GateOutcome) -> str:

@@ -58,7 +58,8 @@ def test_faster_passes_with_a_table_and_one_sentence(gate: Gate, build: WriteBui
     builds = build("slow", step_ms=48.0), build("fast")
     result = gate("compare", *builds, *SMALL[:-1], "--out", "run")
     assert result.returncode == 0, result.stderr
-    assert "PASS: fast is nowhere slower" in result.stdout
+    assert "PASS: fast is nowhere slower per token" in result.stdout
+    assert "First token, fast to slow (not gated): ×" in result.stdout
     assert "IMPROVED" in result.stdout
     assert "equal in all 12 requests" in result.stdout
     assert "after 3 launches" in result.stderr

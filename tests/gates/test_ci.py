@@ -126,6 +126,9 @@ def test_json_has_the_contracted_keys() -> None:
         "pairs",
         "step_effect",
         "acceptance_effect",
+        "ttft_effect",
+        "ttft_low",
+        "ttft_high",
     ]
     assert list(found["output_check"]) == [
         "verdict",

@@ -1,57 +1,20 @@
 """From made-up records to the outcome, its words and its exit code."""
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
-from kernarc.gates.comparison import Measured, evaluate, seconds_a_launch
+from kernarc.gates.comparison import seconds_a_launch
 from kernarc.gates.config import GateConfig
-from kernarc.gates.outcomes import Estimator, GateOutcome, OutputOutcome, Verdict
+from kernarc.gates.outcomes import Estimator, GateOutcome, Verdict
 from kernarc.harness.records import RunManifest, StreamRecord, StreamStatus
 from kernarc.reports.ci import junit, markdown
-from kernarc.reports.gate_words import with_words
 
-from .conftest import made_up_run_manifest, started_second_takes
-
-MakeStream = Callable[..., StreamRecord]
-CONFIG = GateConfig(depths=(128, 256), looks=(5,), n_resamples=1000)
-
-
-def checked(build: str, verdict: Verdict = Verdict.PASS, reason: str = "fine") -> OutputOutcome:
-    return OutputOutcome(build=build, verdict=verdict, reason=reason, positions=10, matches=10, worst_gap=0.0)
-
-
-PASSED = (checked("a"), checked("b"))
-
-
-def measured(
-    make_stream: MakeStream, effect: float = 0.0, *, launches: int = 5, noise: float = 0.003, tokens: int = 2
-) -> list[StreamRecord]:
-    """Both builds with noise; the candidate's steps take (1 + effect) times as long, `tokens` a step."""
-    rng = np.random.default_rng(0)
-    streams = []
-    for depth in (128, 256):
-        for launch in range(launches):
-            for request in range(4):
-                place = {"depth": depth, "launch": launch, "request": request, "block": request // 2}
-                slow = 10 * (1 + effect) * np.exp(noise * rng.normal())
-                streams.append(make_stream("a", step_ms=10 * np.exp(noise * rng.normal()), **place))
-                streams.append(make_stream("b", step_ms=slow, tokens_per_step=tokens, steps=20 // tokens, **place))
-    return streams
-
-
-def outcome(streams: list[StreamRecord], checks: tuple[OutputOutcome, ...] = PASSED, **changes: Any) -> GateOutcome:
-    launches = changes.pop("launches", 5)
-    config = changes.pop("config", CONFIG)
-    run = Measured(changes.pop("manifest", made_up_run_manifest()), streams, launches)
-    return with_words(evaluate(run, config, checks, **changes))
+from .comparisons import PASSED, checked, measured, outcome
+from .conftest import MakeStream, made_up_run_manifest, started_second_takes
 
 
 def test_equal_builds_pass(make_stream: MakeStream) -> None:
     found = outcome(measured(make_stream))
     assert (found.verdict, found.verdict.exit_code) == (Verdict.PASS, 0)
-    assert found.sentence.startswith("PASS: b is nowhere slower than the margin of 1.0 %")
+    assert found.sentence.startswith("PASS: b is nowhere slower per token than the margin of 1.0 %")
     assert [depth.pairs for depth in found.depths] == [20, 20]
     assert GateOutcome.model_validate_json(found.model_dump_json()) == found
 
