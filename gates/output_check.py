@@ -82,18 +82,12 @@ def check_build(
 
     prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
     cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
-    loops_void: whether repetition loops void the check or are only listed, as the run's rules say. is_structured: the
-    weights that were served are those of a structured checkpoint.
+    loops_void: whether loops void the check or are only listed. is_structured: of the weights that were served.
     """
     sound = [s for s in streams if s.build == build and not s.is_warmup and s.status is StreamStatus.OK]
-    unknown = [stream.request_id for stream in sound if stream.request_id not in prompts]
-    if unknown:
-        reason = f"the prompt of {unknown[0]} is not in the run"
-        return _without_numbers(
-            build, scorer.name, reason, "Measure again: the run lost requests that its streams name."
-        )
-    if not any(stream.token_ids for stream in sound):
-        return _without_numbers(build, scorer.name, "there is no emitted token to check", SEND_IDS)
+    if obstacle := _obstacle(sound, prompts):
+        reason, remedy = obstacle
+        return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, remedy=remedy, reference=scorer.name)
     checks = [_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids) for stream in sound]
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
@@ -128,8 +122,14 @@ def could_not_run(build: str, reason: str, remedy: str) -> OutputOutcome:
     return OutputOutcome(build=build, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
 
 
-def _without_numbers(build: str, reference: str, reason: str, remedy: str) -> OutputOutcome:
-    return OutputOutcome(build=build, verdict=Verdict.VOID, reason=reason, remedy=remedy, reference=reference)
+def _obstacle(sound: Sequence[StreamRecord], prompts: Mapping[str, Sequence[int]]) -> tuple[str, str] | None:
+    """Why these streams cannot be judged, and the remedy; None where they can."""
+    unknown = [stream.request_id for stream in sound if stream.request_id not in prompts]
+    if unknown:
+        return f"the prompt of {unknown[0]} is not in the run", "Measure again: the run lost requests of its streams."
+    if not any(stream.token_ids for stream in sound):
+        return "there is no emitted token to check", SEND_IDS
+    return None
 
 
 def _check_stream(
