@@ -23,6 +23,7 @@ from .errors import ConfigError
 KEPT_WORKTREES = 6  # of one repository; the least recently used go first
 SERVED_BY = "kernarc"  # the build whose settings (drafts, device) a commit is served with
 NEEDED = ("cli.py", "decoder")
+SNAPSHOT = "snapshot-"
 
 _held: list[TextIO] = []  # locks that say "in use" until this process ends
 
@@ -47,6 +48,32 @@ def resolve_git_build(ref: str, default_model: ModelSource | None = None) -> Bui
     _remove_old(repository, folder, keep=tree.parent)
     build = build_from_config(name, load(SERVED_BY, BuildConfig), default_model)
     return build.model_copy(update={"pythonpath": (str(_link(tree)),), "git_commit": commit, "git_dirty": is_dirty})
+
+
+def hold_again(build: Build) -> None:
+    """For a run that is resumed: holds the tree of a `git:` build as a new run does, remade where somebody changed it.
+
+    ConfigError where it is gone or changed and cannot be made here.
+    """
+    folder = Path(build.pythonpath[0]).parent
+    tree = folder / "tree"
+    if folder.is_dir():
+        _hold(folder)
+    is_commit = not folder.name.startswith(SNAPSHOT)
+    if is_commit and not _is_sound(tree, str(build.git_commit)):
+        try:
+            repository = _repository(Path.cwd())
+            is_here = _folder_of(repository) == folder.parent
+        except ConfigError:
+            is_here = False
+        if is_here:
+            _worktree(repository, folder.parent, str(build.git_commit))
+    if not tree.is_dir() or (is_commit and not _is_sound(tree, str(build.git_commit))):
+        raise ConfigError(
+            f"{build.name}: its code at {tree} is gone or was changed",
+            "resume in the checkout that the run was started in, or measure again",
+        )
+    _link(tree)
 
 
 def _repository(start: Path) -> Path:
@@ -108,7 +135,7 @@ def _snapshot(repository: Path, folder: Path) -> tuple[Path, bool]:
     digest = hashlib.sha256()
     for name in files:
         digest.update(f"{name}\0".encode() + hashlib.sha256((repository / name).read_bytes()).digest())
-    tree = folder / f"snapshot-{digest.hexdigest()[:16]}" / "tree"
+    tree = folder / f"{SNAPSHOT}{digest.hexdigest()[:16]}" / "tree"
     with _exclusively(tree.parent):
         if not tree.exists():
             unfinished = tree.with_name("unfinished")

@@ -12,12 +12,14 @@ from .engines.endpoint import connect
 from .environment import read_environment
 from .errors import ConfigError, KernarcError, RecordError
 from .extent import how_to_continue
+from .git_builds import hold_again
 from .gpu import Gpu
 from .launch import Launch
 from .plan import RunPlan, read_plan, require_distinct_names, write_plan
 from .progress import RunObserver
 from .records import BuildRecord, Interruption, RunManifest, StreamRecord
 from .requests import RequestSet
+from .resume_checks import as_far_as_recorded, not_verified, require_unchanged
 from .schedule import Slot, launch_order, launch_schedule
 from .storage import Request, RunDirectory, StorageError, now_utc
 
@@ -78,11 +80,17 @@ class Run:
 
     @classmethod
     def resume(cls, run_dir: Path | str, observer: RunObserver | None = None) -> "Run":
-        """Opens a run that did not finish. ConfigError where the same requests cannot be made any more."""
+        """Opens a run that did not finish.
+
+        ConfigError where the same requests cannot be made any more, or code, model or machine are not what they were.
+        """
         observer = observer or RunObserver()
         directory = RunDirectory(run_dir)
         manifest = directory.manifest()
         plan = read_plan(directory)
+        for build in plan.builds:
+            if build.git_commit is not None:  # of `git:` builds alone
+                hold_again(build)
         checkpoints = _checkpoints(plan, observer)
         request_set = plan.request_set(list(checkpoints.values()))
         if request_set.sha256 != manifest.requests_sha256:
@@ -93,6 +101,7 @@ class Run:
             )
         run = cls(plan, directory, checkpoints, request_set, observer)
         run._require_same_models(manifest)
+        run._require_unchanged(manifest)
         if directory.was_killed():
             with directory.lock():
                 run._note_interruption(
@@ -198,6 +207,12 @@ class Run:
                     f"{checkpoint.path} is no longer the model that {build.name} was measured with",
                     "put the same checkpoint back, or measure again",
                 )
+
+    def _require_unchanged(self, manifest: RunManifest) -> None:
+        builds = as_far_as_recorded(manifest, self.plan.builds, self._build_records())
+        require_unchanged(manifest, builds, read_environment(self._gpu))
+        for remark in not_verified(manifest):
+            self._observer.notify(remark)
 
     def _build_records(self) -> list[BuildRecord]:
         context = self.plan.max_context

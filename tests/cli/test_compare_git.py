@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from kernarc.cli import main
 from kernarc.harness.builds import resolve_build
+from kernarc.harness.cachefolder import cache_folder
 from kernarc.harness.errors import ConfigError
-from kernarc.harness.git_builds import KEPT_WORKTREES
+from kernarc.harness.git_builds import KEPT_WORKTREES, hold_again
 
 from .cycle_checkpoint import write_cycle_checkpoint
 
@@ -102,6 +103,45 @@ def test_worktree_is_cached_by_commit_and_mended_where_somebody_wrote_into_it(re
     source.write_text(content + "# tampered\n")
     resolve_build("git:HEAD")
     assert source.read_text() == content
+
+
+def test_a_resumed_run_finds_its_commit_as_a_new_one_does(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mended where somebody wrote into it, made where it is gone, refused where it cannot be made."""
+    build = resolve_build("git:HEAD")
+    source = Path(build.pythonpath[0]) / "kernarc" / "cli.py"
+    content = source.read_text()
+    source.write_text(content + "# tampered\n")
+    hold_again(build)
+    assert source.read_text() == content
+    shutil.rmtree(Path(build.pythonpath[0]).parent)
+    hold_again(build)
+    assert source.read_text() == content
+    source.unlink()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is gone or was changed"):
+        hold_again(build)
+
+
+def test_a_resumed_run_holds_its_worktrees(repository: Repository) -> None:
+    """Another process makes as many as are kept, and more; the one that was found again stays."""
+    script = "import sys; from kernarc.harness.builds import resolve_build; resolve_build(sys.argv[1])"
+
+    def make_elsewhere(commit: str) -> None:
+        subprocess.run([sys.executable, "-c", script, f"git:{commit}"], check=True)
+
+    first = repository.git("rev-parse", "HEAD")
+    make_elsewhere(first)
+    (tree,) = (folder for folder in cache_folder("worktrees").glob("*/*/tree"))
+    build = resolve_build("kernarc").model_copy(
+        update={"pythonpath": (str(tree.with_name("path")),), "git_commit": first}
+    )
+    hold_again(build)
+    for number in range(KEPT_WORKTREES + 1):
+        (repository.path / "number.txt").write_text(str(number))
+        make_elsewhere(repository.commit(f"number {number}"))
+    assert tree.is_dir()
 
 
 def test_working_tree_is_copied_as_it_is_now(repository: Repository) -> None:
