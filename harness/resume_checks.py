@@ -7,7 +7,7 @@ from .environment import MUST_MATCH_ENVIRONMENT
 from .errors import ConfigError
 from .records import BuildRecord, Environment, RunManifest
 
-# Where a checkpoint lies is no part of what was measured; its hash is.
+# Where a checkpoint or an interpreter lies is no part of what was measured; hashes and versions are.
 NOT_COMPARED = {"name", "model", "command"}
 ENVIRONMENT = (*MUST_MATCH_ENVIRONMENT, "python_version", "library_versions", "kernarc_version")
 TOLD_BY_THE_CODE = {"engine_version", "library_versions", "git_commit", "git_dirty"}
@@ -60,13 +60,14 @@ def _build_differences(then: BuildRecord, now: BuildRecord) -> Iterator[Differen
         old, new = getattr(then, key), getattr(now, key)
         if key not in NOT_COMPARED and old != new:
             yield key, old, new
-    old_words, new_words = _without_model(then), _without_model(now)
+    old_words, new_words = _options(then), _options(now)
     if old_words != new_words:
         yield "command", " ".join(old_words), " ".join(new_words)
 
 
-def _without_model(build: BuildRecord) -> list[str]:
-    return [word.replace(build.model, "MODEL") for word in build.command]
+def _options(build: BuildRecord) -> list[str]:
+    """The command line less the places of interpreter and checkpoint: `python` and `python3` may be one."""
+    return [word.replace(build.model, "MODEL") for word in build.command[1:]]
 
 
 def _change(key: str, old: object, new: object) -> str:

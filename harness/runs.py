@@ -101,7 +101,8 @@ class Run:
             )
         run = cls(plan, directory, checkpoints, request_set, observer)
         run._require_same_models(manifest)
-        run._require_unchanged(manifest)
+        if not run.is_finished:
+            run._require_unchanged(manifest)
         if directory.was_killed():
             with directory.lock():
                 run._note_interruption(

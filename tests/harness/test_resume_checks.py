@@ -62,6 +62,8 @@ def test_an_engine_dies_and_its_code_changes_before_resuming(build: MakeBuild, t
     notes = Notes()
     assert Run.resume(tmp_path / "run", notes).measure().finished_utc is not None
     assert notes.lines == []
+    source.write_text("changed")
+    assert Run.resume(tmp_path / "run").is_finished, "nothing is left to be measured on the other code"
 
 
 def test_the_draft_vocabulary_changes(build: MakeBuild, tmp_path: Path) -> None:
@@ -90,8 +92,11 @@ def test_the_machine_or_its_software_changes(
         Run.resume(tmp_path / "run")
 
 
-def test_where_the_checkpoint_lies_may_change(build: MakeBuild, tmp_path: Path) -> None:
-    create(build(), tmp_path / "run")
+def test_where_checkpoint_and_interpreter_lie_may_change(build: MakeBuild, tmp_path: Path) -> None:
+    run = create(build(), tmp_path / "run")
+    (record,) = run.directory.manifest().builds
+    moved = record.model_copy(update={"command": ("/elsewhere/python3", *record.command[1:])})
+    run.directory.update_manifest(builds=(moved,))
     (tmp_path / "model").rename(tmp_path / "moved")
     plan = tmp_path / "run" / "plan.json"
     plan.write_text(plan.read_text().replace(str(tmp_path / "model"), str(tmp_path / "moved")))
