@@ -9,10 +9,12 @@ from .attribution import attribute, fraction
 from .config import GateConfig
 from .control import NO_CONTROL, ControlReport, judge_blocks
 from .crossover import candidate_second
+from .crowding import crowded_builds, crowding_reason
 from .first_token import first_token_effects
 from .intervals import DepthInterval, depth_intervals
 from .outcomes import (
     Attribution,
+    Crowding,
     DepthOutcome,
     Estimator,
     FirstTokenEffect,
@@ -61,6 +63,16 @@ class Measured:
             void_blocks=void_blocks,
         )
 
+    def crowding(self, config: GateConfig, void_blocks: frozenset[tuple[int, int]]) -> tuple[Crowding, ...]:
+        """Which of the two had too many streams begin beside a busy neighbour, judged as of the first look at least."""
+        return crowded_builds(
+            self.streams,
+            (self.baseline, self.candidate),
+            launches=self.launches,
+            planned_a_depth=self.manifest.requests_per_depth * max(self.launches, config.looks[0]),
+            void_blocks=void_blocks,
+        )
+
     def candidate_second(self, pairing: Pairing) -> tuple[bool, ...] | None:
         """Whether the candidate was started after the baseline, for every launch of a pairing; None: no start order."""
         return candidate_second(self.manifest, self.baseline, self.candidate, pairing.launches)
@@ -81,7 +93,8 @@ def evaluate(
     """
     control = control_report(measured, config)
     pairing = measured.pairing(control.void_blocks)
-    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons)
+    crowding = measured.crowding(config, control.void_blocks)
+    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons, *map(crowding_reason, crowding))
     estimates = _estimates(measured, pairing, config)
     intervals = [estimate.interval for estimate in estimates]
     checks = {check.build: check for check in output_checks}
@@ -91,13 +104,14 @@ def evaluate(
     if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE and not measured.not_restarted:
         needed = launches_needed(intervals, config.margin, config.confidence_of_a_look, config.confidence)
     depths = measured.manifest.depths
+    is_decidable = not (reasons or measured.not_restarted)
     return GateOutcome(
         run_id=measured.manifest.run_id,
         baseline=measured.baseline,
         candidate=measured.candidate,
         verdict=verdict,
         speed_verdict=speed,
-        improved_depths=() if measured.not_restarted else improved_depths(list(zip(depths, intervals, strict=False))),
+        improved_depths=improved_depths(list(zip(depths, intervals, strict=False))) if is_decidable else (),
         margin=config.margin,
         confidence=config.confidence_of_a_look,
         estimator=_estimator(intervals),
@@ -107,6 +121,7 @@ def evaluate(
         output_checks=tuple(output_checks),
         identity=identity,
         void_reasons=reasons,
+        crowding=crowding,
         launches_needed=needed,
         not_restarted=measured.not_restarted,
         seconds_a_launch=seconds_a_launch(measured.streams, measured.manifest.launch_records),

@@ -140,6 +140,15 @@ def allowed_words(divergences: int, max_divergence_rate: float) -> str:
     return f"{divergences:,} divergence{plural}, up to {max_divergence_rate * 100:.4g} % a stream allowed"
 
 
+class Crowding(Record):
+    """How many of a build's measured streams began while a resident neighbour's engine (busy) used the processor."""
+
+    build: str
+    streams: int
+    crowded: int
+    busy: tuple[str, ...]
+
+
 class GateOutcome(Record):
     """verdict.json: what was decided about one comparison, why, and what to do next."""
 
@@ -159,6 +168,7 @@ class GateOutcome(Record):
     output_checks: tuple[OutputOutcome, ...]  # baseline first
     identity: str  # whether both builds emitted the same ids, and where they first part
     void_reasons: tuple[str, ...]
+    crowding: tuple[Crowding, ...] = ()  # as far as it voids
     launches_needed: int | None
     not_restarted: tuple[str, ...] = ()  # builds whose server kept running, so that repeats decide nothing on speed
     seconds_a_launch: float | None

@@ -80,9 +80,10 @@ class Launch:
                         arms[name] = self._start(name, launch, stack)
                 self._warm_up(arms, launch, slots, requests)
                 for slot in slots:
-                    self._wait_for_others(arms, slot.build)
+                    busy = self._wait_for_others(arms, slot.build)
                     self._observer.stream_begins(slot, launch)
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
+                    record = record.model_copy(update={"busy_neighbours": busy})
                     self._directory.append(record)
                     on_stream(record)
             except BaseException:
@@ -136,11 +137,16 @@ class Launch:
             arm.counters_before = arm.counters
             arm.crowded_streams = 0
 
-    def _wait_for_others(self, arms: Mapping[str, _Arm], name: str) -> None:
-        others = [arm.engine.process for arm in arms.values() if arm.build.name != name]
-        pids = [pid for process in others if process is not None for pid in process.pids()]
-        if pids and not wait_until_idle(partial(busy_s, pids)):
-            arms[name].crowded_streams += 1
+    def _wait_for_others(self, arms: Mapping[str, _Arm], name: str) -> tuple[str, ...]:
+        """The builds whose engine was still at work when waiting ended; none once all are idle."""
+        processes = {other: arm.engine.process for other, arm in arms.items() if other != name}
+        others = {other: process.pids() for other, process in processes.items() if process is not None}
+        pids = [pid for own in others.values() for pid in own]
+        if not pids or wait_until_idle(partial(busy_s, pids)):
+            return ()
+        arms[name].crowded_streams += 1
+        busy = [other for other, own in others.items() if not wait_until_idle(partial(busy_s, own), limit_s=0)]
+        return tuple(busy or others)
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
         completion = self._completion(arm, request)

@@ -77,6 +77,7 @@ class StreamRecord(Record):
     finish_reason: str | None
     status: StreamStatus
     void_reason: str | None = None
+    busy_neighbours: tuple[str, ...] = ()  # resident builds whose engine still used the processor when it began
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -160,6 +160,8 @@ def _percentage(share: float) -> str:
 
 
 def _depth_verdict(outcome: GateOutcome, depth: DepthOutcome) -> Verdict:
+    if outcome.void_reasons or outcome.verdict is Verdict.VOID:
+        return Verdict.VOID
     if depth.low is None or depth.high is None or outcome.not_restarted:
         return Verdict.INCONCLUSIVE
     if depth.low > outcome.margin:

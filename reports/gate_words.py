@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ..gates.outcomes import Attribution, DepthOutcome, GateOutcome, OutputOutcome, Verdict
+from ..gates.outcomes import Attribution, Crowding, DepthOutcome, GateOutcome, OutputOutcome, Verdict
 from ..gates.output_check import SAYS_LITTLE
 from .first_token import later_first_token
 from .format import count, fixed, percent
@@ -36,6 +36,8 @@ def next_step(outcome: GateOutcome) -> str:
             return f"Correct the output first ({_where(candidate)}); speed counts only after that."
         case Verdict.FAIL:
             return f"Look for the cost at depth {count(_worst(outcome.depths).depth)}: {_worst(outcome.depths).words}."
+        case Verdict.VOID if outcome.crowding and len(outcome.void_reasons) == len(outcome.crowding):
+            return _next_step_of_crowding(outcome.crowding[0])
         case Verdict.VOID:
             return _next_step_of_void(outcome)
         case Verdict.INCONCLUSIVE if outcome.not_restarted:
@@ -190,6 +192,14 @@ def _without_restarts(outcome: GateOutcome) -> str:
     return (
         f"{found}{servers} {was} not restarted between launches, so how much of the difference is the luck of one "
         f"start is unknown{also}"
+    )
+
+
+def _next_step_of_crowding(crowding: Crowding) -> str:
+    return (
+        "Measure one engine at a time: set `residency: alternate` in the gate's configuration and compare again, "
+        f"because the engine of {' and '.join(crowding.busy)} uses the processor while it has nothing to do "
+        f"(in {count(crowding.crowded)} of {count(crowding.streams)} streams of {crowding.build})."
     )
 
 

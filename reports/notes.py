@@ -227,12 +227,6 @@ def _losses(run: SavedRun) -> Iterable[str]:
             f"Run {run.manifest.run_id}: {void_blocks} of {blocks} blocks left out, because the control build "
             f"{run.manifest.builds[2].name} drifted there; their streams are in the records and in no number here."
         )
-    crowded = sum(record.crowded_streams for record in run.manifest.launch_records)
-    if crowded:
-        yield (
-            f"Run {run.manifest.run_id}: {fmt.count(crowded)} of {fmt.count(len(run.streams))} streams began while "
-            "another engine was still using the processor."
-        )
     void = sum(1 for stream in run.streams if stream.void_reason is not None)
     if void:
         yield f"Run {run.manifest.run_id}: {fmt.count(void)} of {fmt.count(len(run.streams))} streams void."

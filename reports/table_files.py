@@ -112,10 +112,24 @@ def table_notes(table: SpeedTable) -> list[str]:
     notes += [f"No speed-up: {reason}." for reason in reasons]
     if any(s.launches == 1 for s in table.speed_ups.values() if s.ratio is not None and not s.is_derived):
         notes.append("One launch of each engine: the interval holds the requests' spread, not that between launches.")
+    notes += _crowded_notes(table)
     if table.geometric_mean_depths and table.geometric_mean_depths != table.depths:
         over = ", ".join(fmt.count(depth) for depth in table.geometric_mean_depths)
         notes.append(f"Geometric mean over the depths at which every build has a speed: {over}.")
     return notes
+
+
+def _crowded_notes(table: SpeedTable) -> list[str]:
+    """Speeds that a neighbour's engine may have cost: said beside the numbers, not on the page alone."""
+    counts = (
+        (column, sum(cell.streams for cell in _cells(table) if cell.column is column)) for column in table.columns
+    )
+    return [
+        f"{column.label}: {fmt.count(column.crowded_streams)} of {fmt.count(streams)} streams began while another "
+        "engine was still using the processor, so they may be too slow; `residency: alternate` measures one at a time."
+        for column, streams in counts
+        if column.crowded_streams
+    ]
 
 
 def structured_notes(table: SpeedTable) -> list[str]:

@@ -25,6 +25,7 @@ class Column:
     run_id: str
     measured_on: str  # YYYY-MM-DD, UTC
     build: BuildRecord
+    crowded_streams: int = 0  # begun while another resident engine was still using the processor
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def _columns(runs: Sequence[SavedRun]) -> Iterable[tuple[Column, SavedRun]]:
         for build in run.manifest.builds:
             day = run.manifest.created_utc[:10]
             label = build.name if names[build.name] == 1 else f"{build.name} ({run.manifest.run_id})"
-            yield Column(f"{index}:{build.name}", label, run.manifest.run_id, day, build), run
+            crowded = sum(each.crowded_streams for each in run.manifest.launch_records if each.build == build.name)
+            yield Column(f"{index}:{build.name}", label, run.manifest.run_id, day, build, crowded), run
 
 
 def _speed_cell(run: SavedRun, column: Column, depth: int, require_check: bool) -> SpeedCell:

@@ -46,7 +46,8 @@ def drawing_number(runs: Sequence[SavedRun]) -> str:
     digest = hashlib.sha256()
     for run in runs:
         for stream in run.streams:
-            digest.update(stream.model_dump_json().encode())
+            younger = None if stream.busy_neighbours else {"busy_neighbours"}  # an older record keeps its number
+            digest.update(stream.model_dump_json(exclude=younger).encode())
     return f"KG-{digest.hexdigest()[:6].upper()}"
 
 

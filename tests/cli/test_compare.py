@@ -106,6 +106,28 @@ def test_broken_engine_is_void_and_exit_code_4(
     assert any(part in reasons for part in reason.split("|")), reasons
 
 
+def test_an_engine_that_never_rests_voids_what_is_measured_beside_it(
+    gate: Gate, build: WriteBuild, tmp_path: Path
+) -> None:
+    builds = build("fast"), build("busy", "--busy-when-idle", step_ms=48.0)
+    beside = gate("compare", *builds, *SMALL, "--out", "beside")
+    assert beside.returncode == 4, beside.stderr
+    step = json.loads(beside.stdout)["next_step"]
+    assert "`residency: alternate`" in step
+    assert "4 of 4 streams of fast" in step
+    reason = "4 of 4 streams of fast began while the engine of busy was still using the processor"
+    assert verdict_file(tmp_path, "beside")["void_reasons"] == [reason]
+    for name in ("summary.md", "junit.xml"):
+        text = (tmp_path / "beside" / name).read_text()
+        assert reason in text
+        assert step in text
+    config = tmp_path / "alternate.yaml"
+    config.write_text("residency: alternate\ndepths: [32]\nrequests_per_depth: 4\nmax_tokens: 33\nlooks: [3]\n")
+    alone = gate("compare", *builds, "--config", str(config), "--out", "alone", "--json")
+    assert alone.returncode == 1, alone.stderr
+    assert json.loads(alone.stdout)["depths"][0]["low"] > 1
+
+
 def test_endpoints_never_pass_and_fail_for_no_speed(gate: Gate, tmp_path: Path) -> None:
     """Ten times slower or faster in every repeat, and still one start of either server: shown, and not decided."""
     with ConformanceServer() as server:

@@ -72,6 +72,20 @@ def test_alternate_residency_runs_one_engine_at_a_time(fake_build: MakeBuild, tm
     assert by_launch == {0: ["a"] * 4 + ["b"] * 4, 1: ["b"] * 4 + ["a"] * 4}
 
 
+def test_a_neighbour_that_never_rests_is_named_in_every_stream_it_may_have_slowed(
+    fake_build: MakeBuild, tmp_path: Path
+) -> None:
+    builds = [fake_build("a"), fake_build("b", "--busy-when-idle")]
+    beside = Run.create(make_plan(builds, depths=(20,)), tmp_path / "beside")
+    records = {record.build: record.crowded_streams for record in beside.measure().launch_records}
+    assert records == {"a": 2, "b": 0}
+    streams = beside.directory.streams()
+    assert {(s.build, s.busy_neighbours) for s in streams if not s.is_warmup} == {("a", ("b",)), ("b", ())}
+    alone = Run.create(make_plan(builds, depths=(20,), residency="alternate"), tmp_path / "alone")
+    alone.measure()
+    assert {stream.busy_neighbours for stream in alone.directory.streams()} == {()}
+
+
 def test_launch_by_launch_as_a_gate_does(fake_build: MakeBuild, tmp_path: Path) -> None:
     run = Run.create(make_plan([fake_build("a"), fake_build("b")], launches=5), tmp_path / "run")
     run.measure_launch(0)

@@ -33,6 +33,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wrong-token-at", type=int, default=-1, help="output position of one wrong id")
     parser.add_argument("--prompt-tokens-off-by", type=int, default=0)
     parser.add_argument("--stray-child", action="store_true", help="start a process in a session of its own")
+    parser.add_argument("--busy-when-idle", action="store_true", help="keep a core busy beside what is asked for")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--marker")
     return parser.parse_args()
@@ -114,6 +115,9 @@ def main() -> None:
         subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)", f"{ARGS.marker}-stray"], start_new_session=True
         )
+    if ARGS.busy_when_idle:
+        spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+        subprocess.Popen([sys.executable, "-c", spin])
     say("loading")
     if ARGS.exit_at_start is not None:
         say("error: no such weights")
