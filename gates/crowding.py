@@ -1,4 +1,4 @@
-"""Streams that began while another engine was still using the processor were slowed by it, not by their own build.
+"""Streams measured while another engine was using the processor were slowed by it, not by their own build.
 
 A server that busy-polls while it waits takes a core from whoever is measured next to it: on two cores that reads as a
 baseline 70 % slower and a candidate that IMPROVED. `residency: alternate` takes the neighbour away.
@@ -52,6 +52,6 @@ def crowding_reason(crowding: Crowding) -> str:
     """Why a comparison with these streams is void."""
     busy = " and ".join(crowding.busy)
     return (
-        f"{crowding.crowded:,} of {crowding.streams:,} streams of {crowding.build} began while the engine of {busy} "
-        "was still using the processor"
+        f"{crowding.crowded:,} of {crowding.streams:,} streams of {crowding.build} were measured while the engine "
+        f"of {busy} was using the processor"
     )

@@ -141,7 +141,7 @@ def allowed_words(divergences: int, max_divergence_rate: float) -> str:
 
 
 class Crowding(Record):
-    """How many of a build's measured streams began while a resident neighbour's engine (busy) used the processor."""
+    """How many of a build's streams were measured while a resident neighbour's engine (busy) used the processor."""
 
     build: str
     streams: int

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from .builds import Build
@@ -17,7 +16,7 @@ from .engines.registry import engine_of
 from .environment import sample, void_reason
 from .errors import EngineError
 from .gpu import Gpu
-from .neighbours import busy_s, wait_until_idle
+from .neighbours import Neighbours
 from .plan import RunPlan, stream_limits
 from .progress import RunObserver
 from .records import EnvironmentSample, LaunchRecord, StreamRecord, StreamStatus
@@ -41,7 +40,7 @@ class _Arm:
     counters_before: dict[str, float] = field(default_factory=dict)  # of the first measured stream
     counters: dict[str, float] = field(default_factory=dict)  # as last read
     samples: list[EnvironmentSample] = field(default_factory=list)
-    crowded_streams: int = 0  # begun while another engine was still at work
+    crowded_streams: int = 0  # measured while another engine was at work
 
 
 class Launch:
@@ -80,9 +79,11 @@ class Launch:
                         arms[name] = self._start(name, launch, stack)
                 self._warm_up(arms, launch, slots, requests)
                 for slot in slots:
-                    busy = self._wait_for_others(arms, slot.build)
+                    neighbours = self._wait_for_others(arms, slot.build)
                     self._observer.stream_begins(slot, launch)
                     record = self._measure_slot(arms[slot.build], slot, launch, requests[slot.request_id])
+                    busy = neighbours.busy()
+                    arms[slot.build].crowded_streams += bool(busy)
                     record = record.model_copy(update={"busy_neighbours": busy})
                     self._directory.append(record)
                     on_stream(record)
@@ -135,18 +136,11 @@ class Launch:
                 self._directory.append(self._measure_slot(arms[slot.build], slot, launch, request))
         for arm in arms.values():
             arm.counters_before = arm.counters
-            arm.crowded_streams = 0
 
-    def _wait_for_others(self, arms: Mapping[str, _Arm], name: str) -> tuple[str, ...]:
-        """The builds whose engine was still at work when waiting ended; none once all are idle."""
+    def _wait_for_others(self, arms: Mapping[str, _Arm], name: str) -> Neighbours:
         processes = {other: arm.engine.process for other, arm in arms.items() if other != name}
         others = {other: process.pids() for other, process in processes.items() if process is not None}
-        pids = [pid for own in others.values() for pid in own]
-        if not pids or wait_until_idle(partial(busy_s, pids)):
-            return ()
-        arms[name].crowded_streams += 1
-        busy = [other for other, own in others.items() if not wait_until_idle(partial(busy_s, own), limit_s=0)]
-        return tuple(busy or others)
+        return Neighbours(others).wait()
 
     def _measure_slot(self, arm: _Arm, slot: Slot, launch: int, request: Request) -> StreamRecord:
         completion = self._completion(arm, request)

@@ -1,10 +1,12 @@
 """Engines that are resident together share the machine: one may still be at work when its stream has ended.
 
 A server's worker threads can spin for 200 ms and more after the last token (OpenMP runtimes do). On two cores that
-doubled the next engine's time to first token, so a stream begins only once the others are idle.
+doubled the next engine's time to first token, so a stream begins only once the others are idle. One that never is, or
+that goes to work again while its neighbour answers, is named in the stream that it may have slowed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -14,6 +16,34 @@ WINDOW_S = 0.02
 IDLE_SHARE = 0.1  # of one CPU, over a window
 LIMIT_S = 1.0  # an engine that is never idle delays every stream by this, no more
 NS_PER_S = 1e9
+
+
+class Neighbours:
+    """The engines beside the one that is measured, by build; all they used of the processor around one stream."""
+
+    def __init__(self, pids: Mapping[str, Iterable[int]]) -> None:
+        self._pids = {name: list(own) for name, own in pids.items()}
+        self._never_idle: tuple[str, ...] = ()
+        self._mark()
+
+    def wait(self, limit_s: float = LIMIT_S) -> "Neighbours":
+        """Returns once all are idle together, or at the limit; the stream begins now."""
+        pids = [pid for own in self._pids.values() for pid in own]
+        if pids and not wait_until_idle(partial(busy_s, pids), limit_s):
+            busy = (name for name, own in self._pids.items() if not wait_until_idle(partial(busy_s, own), limit_s=0))
+            self._never_idle = tuple(busy) or tuple(self._pids)
+        self._mark()
+        return self
+
+    def busy(self) -> tuple[str, ...]:
+        """Those still at work when the stream began, or that used IDLE_SHARE of a CPU or more since."""
+        elapsed_s = monotonic() - self._began_s
+        used_s = {name: busy_s(own) - self._before_s[name] for name, own in self._pids.items()}
+        return tuple(name for name in self._pids if name in self._never_idle or used_s[name] >= IDLE_SHARE * elapsed_s)
+
+    def _mark(self) -> None:
+        self._before_s = {name: busy_s(own) for name, own in self._pids.items()}
+        self._began_s = monotonic()
 
 
 def busy_s(pids: Iterable[int]) -> float:

@@ -77,7 +77,7 @@ class StreamRecord(Record):
     finish_reason: str | None
     status: StreamStatus
     void_reason: str | None = None
-    busy_neighbours: tuple[str, ...] = ()  # resident builds whose engine still used the processor when it began
+    busy_neighbours: tuple[str, ...] = ()  # resident builds whose engine used the processor as it began or ran
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -154,7 +154,7 @@ class LaunchRecord(Record):
     server_counters_before: dict[str, float] = {}
     server_counters_after: dict[str, float] = {}
     void_reason: str | None = None
-    crowded_streams: int = 0  # begun while another resident engine was still using the processor
+    crowded_streams: int = 0  # measured while another resident engine was using the processor
 
 
 class Interruption(Record):

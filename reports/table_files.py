@@ -125,8 +125,8 @@ def _crowded_notes(table: SpeedTable) -> list[str]:
         (column, sum(cell.streams for cell in _cells(table) if cell.column is column)) for column in table.columns
     )
     return [
-        f"{column.label}: {fmt.count(column.crowded_streams)} of {fmt.count(streams)} streams began while another "
-        "engine was still using the processor, so they may be too slow; `residency: alternate` measures one at a time."
+        f"{column.label}: {fmt.count(column.crowded_streams)} of {fmt.count(streams)} streams were measured while "
+        "another engine was using the processor, so may be too slow; `residency: alternate` measures one at a time."
         for column, streams in counts
         if column.crowded_streams
     ]

@@ -25,7 +25,7 @@ class Column:
     run_id: str
     measured_on: str  # YYYY-MM-DD, UTC
     build: BuildRecord
-    crowded_streams: int = 0  # begun while another resident engine was still using the processor
+    crowded_streams: int = 0  # measured while another resident engine was using the processor
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def test_an_engine_that_never_rests_voids_what_is_measured_beside_it(
     step = json.loads(beside.stdout)["next_step"]
     assert "`residency: alternate`" in step
     assert "4 of 4 streams of fast" in step
-    reason = "4 of 4 streams of fast began while the engine of busy was still using the processor"
+    reason = "4 of 4 streams of fast were measured while the engine of busy was using the processor"
     assert verdict_file(tmp_path, "beside")["void_reasons"] == [reason]
     for name in ("summary.md", "junit.xml"):
         text = (tmp_path / "beside" / name).read_text()

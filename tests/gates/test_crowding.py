@@ -54,7 +54,7 @@ def test_stragglers_are_borne_and_more_are_void(make_stream: MakeStream, build: 
     found = outcome(streams_with(make_stream, two | {(build, 128, 2, 0)}))
     assert (found.verdict, found.verdict.exit_code) == (Verdict.VOID, 4)
     other = "b" if build == "a" else "a"
-    reason = f"3 of 200 streams of {build} began while the engine of {other} was still using the processor"
+    reason = f"3 of 200 streams of {build} were measured while the engine of {other} was using the processor"
     assert found.void_reasons == (reason,)
     assert reason in found.sentence
     assert "`residency: alternate`" in found.next_step

@@ -75,7 +75,7 @@ def test_alternate_residency_runs_one_engine_at_a_time(fake_build: MakeBuild, tm
 def test_a_neighbour_that_never_rests_is_named_in_every_stream_it_may_have_slowed(
     fake_build: MakeBuild, tmp_path: Path
 ) -> None:
-    builds = [fake_build("a"), fake_build("b", "--busy-when-idle")]
+    builds = [fake_build("a", "--step-ms", "50"), fake_build("b", "--busy-when-idle")]  # slow enough to be seen
     beside = Run.create(make_plan(builds, depths=(20,)), tmp_path / "beside")
     records = {record.build: record.crowded_streams for record in beside.measure().launch_records}
     assert records == {"a": 2, "b": 0}
