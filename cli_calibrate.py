@@ -93,6 +93,8 @@ def _measure(
         display.begin(run)
         run.measure()
     measured = Measured(run.directory.manifest(), run.directory.streams(), launches)
+    if measured.not_restarted:
+        click.echo(f"{build} is not restarted: noise between launches is not in what follows", err=True)
     found = calibrate_run(measured, config)
     decisions: tuple[Decisions, ...] = ()
     coverage: tuple[Coverage, ...] = ()

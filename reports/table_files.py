@@ -112,11 +112,25 @@ def table_notes(table: SpeedTable) -> list[str]:
     notes += [f"No speed-up: {reason}." for reason in reasons]
     if any(s.launches == 1 for s in table.speed_ups.values() if s.ratio is not None and not s.is_derived):
         notes.append("One launch of each engine: the interval holds the requests' spread, not that between launches.")
+    notes += _repeat_notes(table)
     notes += _crowded_notes(table)
     if table.geometric_mean_depths and table.geometric_mean_depths != table.depths:
         over = ", ".join(fmt.count(depth) for depth in table.geometric_mean_depths)
         notes.append(f"Geometric mean over the depths at which every build has a speed: {over}.")
     return notes
+
+
+def _repeat_notes(table: SpeedTable) -> list[str]:
+    """Several launches of a server that nobody restarts are one launch, repeated."""
+    repeated = {
+        cell.column.label: None
+        for cell in _cells(table)
+        if cell.column.build.engine == "endpoint" and cell.tpot is not None and cell.tpot.launches > 1
+    }
+    return [
+        f"{label}: not restarted between launches, so its intervals hold the spread of repeats, not that of launches."
+        for label in repeated
+    ]
 
 
 def _crowded_notes(table: SpeedTable) -> list[str]:

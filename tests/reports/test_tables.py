@@ -135,6 +135,19 @@ def test_streams_that_began_beside_a_busy_engine_are_told_with_the_table(make_ru
         assert "vllm: 0 of" not in text
 
 
+@pytest.mark.parametrize(("launches", "is_told"), [(1, False), (3, True)])
+def test_repeats_against_a_running_server_are_not_called_launches(
+    make_run: MakeRun, tmp_path: Path, launches: int, *, is_told: bool
+) -> None:
+    path = make_run(tmp_path / "run", launches=launches, tokens=32)
+    directory = RunDirectory(path)
+    vllm, kernarc = directory.manifest().builds
+    directory.update_manifest(builds=(vllm.model_copy(update={"engine": "endpoint"}), kernarc))
+    text = render_table_text(speed_table(load_runs([path])), 200)
+    assert ("vllm: not restarted between launches" in text) is is_told
+    assert "kernarc: not restarted" not in text
+
+
 def void_at_8192(stream: StreamRecord) -> StreamRecord:
     if stream.build == "kernarc" and stream.request_id == "d8192-l0-r3":
         return stream.model_copy(update={"status": StreamStatus.VOID, "void_reason": "stalled for 10 s"})
