@@ -102,7 +102,8 @@ class OutputOutcome(Record):
     tau: the gap up to which a lower choice is a near-tie, from the reference in bf16 against itself in fp32.
     max_divergence_rate: the share of each stream's tokens that was allowed to diverge; None where nothing was read.
     is_structured: the weights fix every token by margins that wrong numerics do not bridge, so a pass says little of
-    those.
+    those. bf16_near_tie_rate, max_near_tie_rate: what bf16 alone gives on this text, and what is let through; None
+    where the reference's tokens are known by construction.
     """
 
     build: str
@@ -121,6 +122,8 @@ class OutputOutcome(Record):
     worst_gap: float | None = None  # logits; None without positions or where it is not finite
     match_rate: Rate | None = None
     near_tie_rate: Rate | None = None
+    bf16_near_tie_rate: float | None = None
+    max_near_tie_rate: float | None = None
     divergence_rate: Rate | None = None
     worst: tuple[EmittedToken, ...] = ()
     truncated: tuple[str, ...] = ()  # request ids of outputs shorter than asked for

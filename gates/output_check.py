@@ -2,6 +2,7 @@
 
 gap = the reference's top logit − its logit of the emitted token, teacher-forced on prompt + output. 0 is a match (an
 exact tie too, whichever of the two was emitted); up to τ a near-tie, which rounding may decide; above τ a divergence.
+Near-ties are counted too: rounding decides few positions, a sampler many (near_ties.py).
 """
 
 import math
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..harness.records import StreamRecord, StreamStatus
 from ..harness.repetition import find_repetition_loop
+from .near_ties import RoundingErrors, near_tie_limit
 from .outcomes import EmittedToken, OutputOutcome, Rate, Verdict, allowed_words
 from .rates import clustered_rate
 
@@ -29,10 +31,14 @@ Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, output ids
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reference thinks of one output: gap in logits [n] and its own choice [n]."""
+    """What the reference thinks of one output: gap in logits [n] and its own choice [n].
+
+    leads: its first logit − its second [n]; None where its tokens are known by construction.
+    """
 
     gaps: NDArray[np.float64]
     preferred: NDArray[np.int64]
+    leads: NDArray[np.float64] | None = None
 
 
 class Scorer(Protocol):
@@ -73,6 +79,7 @@ def check_build(
     scorer: Scorer,
     *,
     tau: float,
+    errors: RoundingErrors | None = None,
     max_divergence_rate: float = 0.0,
     end_token_ids: frozenset[int] = frozenset(),
     loops_void: bool = True,
@@ -82,6 +89,7 @@ def check_build(
 
     prompts: request_id → prompt ids. max_divergence_rate holds for every stream, so that one wholly wrong answer
     cannot hide among many right ones. end_token_ids: after which an output may end early, where the run allows it.
+    errors: what bf16 does in the reference, which bounds the rate of near-ties; None where no token is ever near.
     loops_void: whether loops void the check or are only listed. is_structured: of the weights that were served.
     """
     sound = [s for s in streams if s.build == build and not s.is_warmup and s.status is StreamStatus.OK]
@@ -91,7 +99,11 @@ def check_build(
     checks = [_check_stream(stream, prompts[stream.request_id], scorer, tau, end_token_ids) for stream in sound]
     truncated = tuple(check.stream.request_id for check in checks if check.is_truncated)
     loops = tuple(check.stream.request_id for check in checks if check.loops)
-    verdict, reason = _verdict(checks, truncated, loops if loops_void else (), max_divergence_rate, is_structured)
+    near_tie_rate = _rate([check.near_ties for check in checks], checks)
+    limit = near_tie_limit(errors, [check.scores.leads for check in checks], max_divergence_rate)
+    complaint = limit.complaint(near_tie_rate) if limit else None
+    looping = loops if loops_void else ()
+    verdict, reason = _verdict(checks, truncated, complaint, looping, max_divergence_rate, is_structured)
     gaps = np.concatenate([check.scores.gaps for check in checks])
     return OutputOutcome(
         build=build,
@@ -109,7 +121,9 @@ def check_build(
         divergences=sum(check.divergences for check in checks),
         worst_gap=float(gaps.max()) if np.isfinite(gaps).all() else None,
         match_rate=_rate([check.matches for check in checks], checks),
-        near_tie_rate=_rate([check.near_ties for check in checks], checks),
+        near_tie_rate=near_tie_rate,
+        bf16_near_tie_rate=limit.bf16_rate if limit else None,
+        max_near_tie_rate=limit.max_rate if limit else None,
         divergence_rate=_rate([check.divergences for check in checks], checks),
         worst=_worst(checks),
         truncated=truncated,
@@ -157,6 +171,7 @@ def _check_stream(
 def _verdict(
     checks: Sequence[_StreamCheck],
     truncated: Sequence[str],
+    complaint: str | None,
     loops: Sequence[str],
     max_divergence_rate: float,
     is_structured: bool,
@@ -171,6 +186,8 @@ def _verdict(
         )
     if truncated:
         return Verdict.FAIL, f"{len(truncated)} outputs are shorter than asked for, first {truncated[0]}"
+    if complaint:
+        return Verdict.FAIL, complaint
     if loops:
         return (
             Verdict.VOID,

@@ -14,6 +14,7 @@ from ..harness.records import BuildRecord, RunManifest, StreamRecord, StreamStat
 from ..harness.storage import Request
 from .config import OutputCheckConfig
 from .known_output import KnownOutputScorer
+from .near_ties import RoundingErrors
 from .outcomes import OutputOutcome
 from .output_check import SEND_IDS, Scorer, Text, check_build, could_not_run
 
@@ -30,12 +31,16 @@ class _Unjudged:
 
 @dataclass
 class _Judge:
-    """The reference of one checkpoint and its τ."""
+    """The reference of one checkpoint and what rounding does to it; errors None: its tokens are known."""
 
     scorer: Scorer
-    tau: float
+    errors: RoundingErrors | None
     end_token_ids: frozenset[int]
     is_structured: bool  # the reference's weights
+
+    @property
+    def tau(self) -> float:
+        return 0.0 if self.errors is None else self.errors.tau
 
 
 class NoOutputError(KernarcError):
@@ -120,7 +125,7 @@ class RunChecker:
         """τ comes from the first outputs, at each depth, of the first build that this checkpoint serves."""
         ends = frozenset(Checkpoint(path).eos_token_ids) if self._rules.early_stop == "note" else frozenset[int]()
         if self._config.reference == "known_output":
-            return _Judge(KnownOutputScorer(path), 0.0, ends, is_structured=True)
+            return _Judge(KnownOutputScorer(path), None, ends, is_structured=True)
         build = next(build.name for build in self._manifest.builds if self._reference_path(build.name) == path)
         texts: list[Text] = []
         for depth in self._manifest.depths:
@@ -134,7 +139,7 @@ class RunChecker:
 
         scorer = ReferenceScorer(path, self._config, self._cache_dir)
         is_structured = Checkpoint(path).structured_acceptance is not None
-        return _Judge(scorer, scorer.calibrate_tau(texts), ends, is_structured)
+        return _Judge(scorer, scorer.rounding_errors(texts), ends, is_structured)
 
     def _reference_path(self, build: str) -> Path | None:
         """None for an endpoint without a named reference."""
@@ -179,6 +184,7 @@ class RunChecker:
             prompts,
             judge.scorer,
             tau=judge.tau,
+            errors=judge.errors,
             max_divergence_rate=self._config.max_divergence_rate,
             end_token_ids=judge.end_token_ids,
             loops_void=self._rules.repetition_loop == "void",

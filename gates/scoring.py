@@ -1,4 +1,4 @@
-"""The reference behind a cache on disk, and the τ that it gives itself: bf16 against fp32 on the same text."""
+"""The reference behind a cache on disk, and the rounding errors that it shows itself: bf16 against fp32 on one text."""
 
 import hashlib
 import os
@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from .config import OutputCheckConfig
+from .near_ties import RoundingErrors
 from .output_check import Scores, Text
 from .reference import Reference, ReferenceModelError, model_sha256
 
 CONTENDERS = 8  # tokens whose order rounding may change
-FORMAT = "1"  # of a cached result; changed whenever its meaning changes
+FORMAT = "2"  # of a cached result; changed whenever its meaning changes
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,45 +38,46 @@ class ReferenceScorer:
         """From the cache where the same model read the same text before."""
         text = (prompt_ids, output_ids)
         found = self._cached("scores", text, partial(self._scored, text))
-        return Scores(found["gaps"], found["preferred"])
+        return Scores(found["gaps"], found["preferred"], found["leads"])
 
-    def calibrate_tau(self, texts: Sequence[Text]) -> float:
-        """τ: twice the largest error that bf16 makes, in the reference, between two contenders of one position.
+    def rounding_errors(self, texts: Sequence[Text]) -> RoundingErrors:
+        """What bf16 does, in the reference, to the lead of its first choice; τ and the rate of near-ties follow.
 
         An engine in bf16 emits another token than fp32 would only where the gap is below the difference of the errors
-        of the two logits. Twice, because an engine's rounding is another draw than the reference's own.
+        of the two logits. Raises ReferenceModelError where the reference's logits are not finite.
         """
         if not texts:
-            raise ValueError("τ needs at least one text")
+            raise ValueError("rounding errors need at least one text")
         exact = [self._cached("contenders", text, partial(self._contenders, text)) for text in texts]
         rounded = [
             self._cached("rounded", text, partial(self._rounded, text, found["ids"]))
             for text, found in zip(texts, exact, strict=True)
         ]
-        spreads = [
-            float(np.ptp(low["logits"] - high["logits"], axis=1).max())
-            for low, high in zip(rounded, exact, strict=True)
-        ]
-        if not np.isfinite(spreads).all():
+        logits = [np.concatenate([found["logits"] for found in both]).astype(np.float64) for both in (exact, rounded)]
+        try:
+            return RoundingErrors.between(*logits)
+        except ValueError as error:
             raise ReferenceModelError(
                 "the reference's own logits are not finite", "the checkpoint's weights are broken"
-            )
-        return 2 * max(spreads)
+            ) from error
 
     def _scored(self, text: Text) -> Arrays:
         prompt, output = text
         reference = self._reference(self._config.dtype)
         safe = [token if 0 <= token < reference.vocab_size else 0 for token in output]
-        gaps, preferred, row = np.empty(len(output)), np.empty(len(output), dtype=np.int64), 0
+        gaps, leads = np.empty(len(output)), np.empty(len(output))
+        preferred, row = np.empty(len(output), dtype=np.int64), 0
         for logits in reference.logit_rows(prompt, safe):
             rows = slice(row, row + len(logits))
             top = logits.max(dim=-1)
             emitted = torch.tensor(safe[rows], device=logits.device)
             gaps[rows] = (top.values - logits.gather(1, emitted[:, None])[:, 0]).cpu().numpy()
             preferred[rows] = top.indices.cpu().numpy()
+            first_two = logits.topk(2, dim=-1).values
+            leads[rows] = (first_two[:, 0] - first_two[:, 1]).cpu().numpy()
             row += len(logits)
         gaps[[index for index, token in enumerate(output) if safe[index] != token]] = np.inf  # not a token at all
-        return {"gaps": gaps, "preferred": preferred}
+        return {"gaps": gaps, "preferred": preferred, "leads": leads}
 
     def _contenders(self, text: Text) -> Arrays:
         """The ids and fp32 logits of the tokens that lead at each position."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernarc.gates.config import OutputCheckConfig
+from kernarc.gates.near_ties import RoundingErrors
 from kernarc.gates.outcomes import OutputOutcome, Verdict
 from kernarc.gates.output_check import Scores, check_build
 from kernarc.gates.rates import clustered_rate
@@ -43,20 +44,20 @@ def good(model: Qwen3_5ForCausalLM) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def tau(scorer: ReferenceScorer, good: list[list[int]]) -> float:
-    return scorer.calibrate_tau(list(zip(PROMPTS.values(), good, strict=True)))
+def errors(scorer: ReferenceScorer, good: list[list[int]]) -> RoundingErrors:
+    return scorer.rounding_errors(list(zip(PROMPTS.values(), good, strict=True)))
 
 
 @pytest.fixture
 def check(
-    make_stream: MakeStream, scorer: ReferenceScorer, tau: float
+    make_stream: MakeStream, scorer: ReferenceScorer, errors: RoundingErrors
 ) -> Callable[[Sequence[list[int]]], OutputOutcome]:
     def run(outputs: Sequence[list[int]]) -> OutputOutcome:
         streams = [
             make_stream("b", request=request, token_ids=tuple(ids), max_tokens=LENGTH)
             for request, ids in enumerate(outputs)
         ]
-        return check_build("b", streams, PROMPTS, scorer, tau=tau)
+        return check_build("b", streams, PROMPTS, scorer, tau=errors.tau, errors=errors)
 
     return run
 

@@ -50,6 +50,8 @@ def test_difference_is_named_with_what_the_reference_thinks(
     steps: list[tuple[int, int]] = []
     found = checker.check(["a", "b"], streams, REQUESTS, lambda done, total: steps.append((done, total)))
     assert [check.verdict for check in found] == [Verdict.PASS, Verdict.FAIL]
+    assert found[0].max_near_tie_rate is not None
+    assert found[0].max_near_tie_rate >= 3 / 16  # three positions of so few are always let through
     assert steps == [(1, 2), (2, 2)]
     sentence = checker.identity("a", "b", streams, REQUESTS)
     assert "first different in d128-l0-r0 at output token 6" in sentence
@@ -75,6 +77,7 @@ def test_a_structured_checkpoint_judges_by_its_known_output(
         assert outcome.verdict is (Verdict.FAIL if divergences else Verdict.PASS)
         assert (outcome.positions, outcome.divergences) == (16, divergences)
         assert outcome.reference == "known output of structured"
+        assert (outcome.tau, outcome.max_near_tie_rate) == (0.0, None)
     assert next(Reference.load(folder, device="cpu").logit_rows(PROMPT, right)).argmax(-1).tolist() == right
 
 

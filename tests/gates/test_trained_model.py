@@ -39,7 +39,7 @@ def answer(prompt: list[int], plant: str = "", value: float = 0.0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def tau(scorer: ReferenceScorer, prompt: list[int]) -> float:
-    return scorer.calibrate_tau([(prompt, answer(prompt))])
+    return scorer.rounding_errors([(prompt, answer(prompt))]).tau
 
 
 def test_the_decoders_own_text_has_no_divergence(scorer: ReferenceScorer, prompt: list[int], tau: float) -> None:
