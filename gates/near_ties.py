@@ -49,7 +49,7 @@ class RoundingErrors:
 
         An engine emits another token than fp32 only where the gap is below its own error, so gaps end where errors
         do. The quantile is 2.8 σ of normal errors, twice that 5.6 σ: out of reach of an engine that rounds as bf16
-        does, while one whose errors are twice as large goes beyond it in about one position of 10,000.
+        does, while one whose errors are twice as large goes beyond it at one in 10,000 positions of python-7m.
         """
         return ERROR_RATIO * float(np.quantile(self.sizes, QUANTILE))
 
