@@ -8,7 +8,7 @@ Near-ties are counted too: rounding decides few positions, a sampler many (near_
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,6 @@ def check_build(
     complaint = limit.complaint(near_tie_rate) if limit else None
     looping = loops if loops_void else ()
     verdict, reason = _verdict(checks, truncated, complaint, looping, max_divergence_rate, is_structured)
-    gaps = np.concatenate([check.scores.gaps for check in checks])
     return OutputOutcome(
         build=build,
         verdict=verdict,
@@ -114,21 +113,29 @@ def check_build(
         is_structured=is_structured,
         tau=tau,
         max_divergence_rate=max_divergence_rate,
-        streams=len(checks),
-        positions=len(gaps),
-        matches=sum(check.matches for check in checks),
-        near_ties=sum(check.near_ties for check in checks),
-        divergences=sum(check.divergences for check in checks),
-        worst_gap=float(gaps.max()) if np.isfinite(gaps).all() else None,
-        match_rate=_rate([check.matches for check in checks], checks),
         near_tie_rate=near_tie_rate,
         bf16_near_tie_rate=limit.bf16_rate if limit else None,
         max_near_tie_rate=limit.max_rate if limit else None,
-        divergence_rate=_rate([check.divergences for check in checks], checks),
-        worst=_worst(checks),
         truncated=truncated,
         repetition_loops=loops,
+        **_figures(checks),
     )
+
+
+def _figures(checks: Sequence[_StreamCheck]) -> dict[str, Any]:
+    """What was counted over all outputs, by its name in OutputOutcome."""
+    gaps = np.concatenate([check.scores.gaps for check in checks])
+    return {
+        "streams": len(checks),
+        "positions": len(gaps),
+        "matches": sum(check.matches for check in checks),
+        "near_ties": sum(check.near_ties for check in checks),
+        "divergences": sum(check.divergences for check in checks),
+        "worst_gap": float(gaps.max()) if np.isfinite(gaps).all() else None,
+        "match_rate": _rate([check.matches for check in checks], checks),
+        "divergence_rate": _rate([check.divergences for check in checks], checks),
+        "worst": _worst(checks),
+    }
 
 
 def could_not_run(build: str, reason: str, remedy: str) -> OutputOutcome:
