@@ -2,7 +2,7 @@
 
 `python -m kernarc.decoder.kernels.bench_layers [--rows 4] [--layers 16] [--lengths 128,8192] [--parts gdn,attention]`
 on a card; needs no checkpoint. Every layer has weights, state and cache of its own, so all rotate past L2, and every
-kernel overlaps its neighbours as in a step. Lines: µs a layer of the chain, of the mixer in it, of its kernels without products.
+kernel overlaps its neighbours as in a step. Lines: µs a layer of the chain, of the mixer in it, of its kernels alone.
 """
 
 import argparse
