@@ -36,10 +36,13 @@ def test_exit_codes_are_the_gates_own(action: dict[str, Any]) -> None:
 
 def test_example_calls_the_action_with_inputs_it_has(action: dict[str, Any]) -> None:
     workflow = yaml.safe_load((FOLDER / "example-workflow.yml").read_text())
-    checkout, gate = workflow["jobs"]["gate"]["steps"]
+    checkout, *gates = workflow["jobs"]["gate"]["steps"]
     assert checkout["with"]["fetch-depth"] == 0
-    assert gate["uses"] == "./.github/actions/kernarc-gate"
-    assert set(gate["with"]) <= set(action["inputs"])
+    for gate in gates:
+        assert gate["uses"] == "./.github/actions/kernarc-gate"
+        assert set(gate["with"]) <= set(action["inputs"])
+    assert [gate["with"]["config"] for gate in gates] == ["default", "text"]
+    assert len({gate["with"].get("out") for gate in gates}) == len(gates)  # neither overwrites the other
 
 
 def test_readme_states_every_exit_code() -> None:

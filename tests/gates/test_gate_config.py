@@ -11,7 +11,7 @@ from kernarc.harness.errors import ConfigError
 def test_shipped_gates_load(name: str) -> None:
     config = load(name, GateConfig)
     assert config.looks[0] >= 3
-    assert config.margin == 0.01
+    assert config.margin == (0.25 if name == "text" else 0.01)
     assert config.output_check.max_divergence_rate == 0
 
 
@@ -20,14 +20,12 @@ def test_default_is_the_designs() -> None:
     assert (config.confidence, config.n_resamples, config.looks[0]) == (0.95, 10_000, 5)
 
 
-def test_the_default_judges_weights_whose_answers_hang_on_numerics() -> None:
+def test_the_text_gate_judges_weights_whose_answers_hang_on_numerics() -> None:
     """Structured weights emit the right tokens whatever a stale cache or a wrong scale does to their logits."""
-    shipped = {name: load(name, GateConfig) for name in ("default", "text", "structured")}
-    trained = ensure_checkpoint(shipped["default"].model, lambda _: None)
+    trained = ensure_checkpoint(load("text", GateConfig).model, lambda _: None)
     assert trained.structured_acceptance is None
     assert trained.tokenizer_json is not None
-    assert shipped["structured"].model.synth is not None
-    assert shipped["text"] == shipped["default"]
+    assert load("default", GateConfig).model.synth is not None
 
 
 @pytest.mark.parametrize(
