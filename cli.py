@@ -11,19 +11,19 @@ FAILED = 4  # exit code
 
 # command → module that defines a click command of that name, and its line in --help
 COMMANDS = {
-    "bench": ("cli_measure", "Measure builds side by side at several context depths."),
-    "compare": ("cli_gate", "Gate a candidate against a baseline: interval, output check, verdict."),
-    "check": ("cli_gate", "Check every output token of a finished run against the reference."),
-    "report": ("cli_report", "Render table, chart and page from saved records."),
-    "history": ("cli_report", "List the runs of a folder and how speed moved."),
-    "calibrate": ("cli_calibrate", "False alarms, coverage and the smallest effect the gate can see."),
-    "selftest": ("cli_machine", "Measure this machine's client against a server of known speed."),
-    "serve": ("cli_decoder", "Serve a checkpoint with the bundled decoder."),
-    "generate": ("cli_decoder", "Continue a prompt with the bundled decoder."),
-    "model": ("cli_decoder", "Make, inspect and quantise checkpoints."),
-    "engines": ("cli_machine", "Install and check engines, each in its own environment."),
-    "config": ("cli_config", "Show or check a configuration."),
-    "doctor": ("cli_machine", "What this machine can and cannot do, and the next step."),
+    "bench": ("reports.commands.bench", "Measure builds side by side at several context depths."),
+    "compare": ("reports.commands.gate", "Gate a candidate against a baseline: interval, output check, verdict."),
+    "check": ("reports.commands.gate", "Check every output token of a finished run against the reference."),
+    "report": ("reports.commands.report", "Render table, chart and page from saved records."),
+    "history": ("reports.commands.report", "List the runs of a folder and how speed moved."),
+    "calibrate": ("reports.commands.calibrate", "False alarms, coverage and the smallest effect the gate can see."),
+    "selftest": ("reports.commands.machine", "Measure this machine's client against a server of known speed."),
+    "serve": ("decoder.commands", "Serve a checkpoint with the bundled decoder."),
+    "generate": ("decoder.commands", "Continue a prompt with the bundled decoder."),
+    "model": ("decoder.commands", "Make, inspect and quantise checkpoints."),
+    "engines": ("reports.commands.machine", "Install and check engines, each in its own environment."),
+    "config": ("reports.commands.config", "Show or check a configuration."),
+    "doctor": ("reports.commands.machine", "What this machine can and cannot do, and the next step."),
 }
 
 

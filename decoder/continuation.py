@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .checkpoint.tokenizer import TextTokenizer
 from .errors import RequestError
 from .generate import Decoder
 from .streaming_text import TextStream
-from .tokenizer import TextTokenizer
 
 IDS_PREFIX = "ids:"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from .config import ModelConfig
+from .checkpoint.config import ModelConfig
 from .draft_length import AdaptiveLength, DraftLength, FixedLength, measure_step_ms, timed_tokens
 from .errors import DecoderError, RequestError
-from .sessions import AUTO, RunsAhead, Session, SessionOptions, check_drafts, most_drafts, open_session
+from .session import AUTO, RunsAhead, Session, SessionOptions, check_drafts, most_drafts, open_session
 
 AUTO_COUNTS = (0, 1, 2, 3, 4, 6, 8)  # drafts a step that AUTO chooses among
 AUTO_START = 3

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..harness.records import LaunchRecord, RunManifest, StreamRecord
+from ..harness.run.records import LaunchRecord, RunManifest, StreamRecord
 from .attribution import attribute, fraction
+from .busy_neighbours import crowded_builds, crowding_reason
 from .config import GateConfig
 from .control import NO_CONTROL, ControlReport, judge_blocks
 from .crossover import candidate_second
-from .crowding import crowded_builds, crowding_reason
 from .first_token import first_token_effects
 from .intervals import DepthInterval, depth_intervals
 from .outcomes import (

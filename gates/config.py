@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ..harness.config import MeasurementConfig
-from ..harness.configfile import ConfigModel
+from ..harness.config.models import MeasurementConfig
+from ..harness.config.yaml_files import ConfigModel
 from .intervals import MIN_LAUNCHES
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from ..harness.metrics import step_ms, tpot_ms
-from ..harness.records import StreamRecord, StreamStatus
+from ..harness.client.metrics import step_ms, tpot_ms
+from ..harness.run.records import StreamRecord, StreamStatus
 
 Block = tuple[int, int]  # launch, block
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ..harness.records import RunManifest
-from ..harness.schedule import launch_order
+from ..harness.run.records import RunManifest
+from ..harness.run.schedule import launch_order
 from .bootstrap import Counts, Floats
 
 MIN_CROSSOVER_LAUNCHES = 4  # two degrees of freedom

@@ -8,10 +8,10 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.table import Table
 
-from ..harness.metrics import tpot_ms
-from ..harness.progress_display import ProgressDisplay
-from ..harness.records import StreamRecord, StreamStatus
-from ..harness.runs import Run
+from ..harness.client.metrics import tpot_ms
+from ..harness.run.progress_display import ProgressDisplay
+from ..harness.run.records import StreamRecord, StreamStatus
+from ..harness.run.run import Run
 from .bootstrap import preview_interval
 from .outcomes import GateOutcome
 from .pairing import Pair

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from ..harness.records import SCHEMA_VERSION, Record
+from ..harness.run.records import SCHEMA_VERSION, Record
 
 
 class Verdict(StrEnum):

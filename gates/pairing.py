@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..harness.metrics import step_ms, tokens_per_step, tpot_ms, ttft_ms
-from ..harness.records import StreamRecord, StreamStatus
+from ..harness.client.metrics import step_ms, tokens_per_step, tpot_ms, ttft_ms
+from ..harness.run.records import StreamRecord, StreamStatus
 
 Floats = NDArray[np.float64]
 Key = tuple[int, int, str]  # depth, launch, request_id

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from .cachefolder import cache_folder
-from .checkpoints import Checkpoint
+from .caches import cache_folder
+from .config.checkpoints import Checkpoint
+from .config.tensor_sizes import checkpoint_size
 from .engines.vllm_install import INSTALL_HINT, find_installation
 from .environment import read_environment, sample
 from .gpu import Gpu
-from .tensor_sizes import checkpoint_size
 
 GIB = 2**30
 RUN_BYTES = GIB // 2  # what a long run's records need, generously

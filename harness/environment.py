@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 
 from .. import __version__
-from .config import VoidRulesConfig
+from .config.models import VoidRulesConfig
 from .errors import ConfigError
 from .gpu import ORDINARY_REASONS, Gpu
-from .records import Environment, EnvironmentSample, RunManifest
+from .run.records import Environment, EnvironmentSample, RunManifest
 
 COMMIT = re.compile("[0-9a-f]{40,64}")
 LIBRARIES = ("torch", "triton", "transformers", "safetensors", "tokenizers", "numpy", "pydantic", "nvidia-ml-py")

@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..gates.calibrate import Calibration
-from ..gates.noise_components import NoiseComponents, Recommendation
-from ..gates.simulate import START_ORDERS, Coverage, Decisions, Simulation
-from .format import count, fixed, percent
+from ..gates.calibrate.calibrate import Calibration
+from ..gates.calibrate.noise_components import NoiseComponents, Recommendation
+from ..gates.calibrate.simulate import START_ORDERS, Coverage, Decisions, Simulation
+from ..harness.format import count, fixed, percent
 
 # The design's figures of the two-level bootstrap in per cent, by launches: at 40 requests for one launch, else at 20.
 PUBLISHED_BOOTSTRAP = {1: 44, 3: 86, 5: 91, 8: 96, 20: 99}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from . import format as fmt
+from ..harness import format as fmt
 from .labels import Spot, between, clearest, place, side_by_side
 from .tables import Column, SpeedCell, SpeedTable
 

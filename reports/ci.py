@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from ..gates.first_token_words import first_token_words
 from ..gates.outcomes import DepthOutcome, Estimator, GateOutcome, OutputOutcome, Verdict
-from .first_token import first_token_words
-from .format import count, fixed, percent
+from ..harness.format import count, fixed, percent
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 

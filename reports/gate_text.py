@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from ..gates.first_token_words import first_token_words
 from ..gates.outcomes import GateOutcome, OutputOutcome, Verdict
+from ..harness.format import count, percent
 from .ci import effects, interval, rates
-from .first_token import first_token_words
-from .format import count, percent
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.VOID: "magenta"}
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..harness import format as fmt
+from ..harness.client.metrics import median_of, step_ms, tokens_per_step, tpot_ms
 from ..harness.errors import RecordError
-from ..harness.metrics import median_of, step_ms, tokens_per_step, tpot_ms
-from . import format as fmt
 from .saved import SavedRun, ok_streams
 from .validity import why_void
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from . import format as fmt
+from ..harness import format as fmt
 from .chart import BASELINE_STROKE, GRID, INK, MUTED, PAPER, STROKES, SVG_METADATA, Stroke, drawing_style
 from .history import History
 

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..harness.metrics import tokens_per_second
-from . import format as fmt
+from ..harness import format as fmt
+from ..harness.client.metrics import tokens_per_second
 from .history import Entry, History
 
 FIGURE_HEADERS = ("Build", "Commit", "Context", "ms/token", "tok/s", "ms/step", "tokens/step", "Outputs")

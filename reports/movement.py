@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from . import format as fmt
+from ..harness import format as fmt
 from .saved import SavedRun
 from .tables import SpeedCell, SpeedTable
 from .titleblock import drawing_number

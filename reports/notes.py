@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..harness.records import BuildRecord, Environment
-from . import format as fmt
+from ..harness import format as fmt
+from ..harness.run.records import BuildRecord, Environment
 from .saved import CheckState, SavedRun
 from .table_files import draft_head, table_notes
 from .tables import SpeedTable

@@ -9,19 +9,19 @@ from importlib import resources
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from ..harness.metrics import tpot_ms
-from . import format as fmt
+from ..harness import format as fmt
+from ..harness.client.metrics import tpot_ms
 from . import movement
+from .decode_step import section
 from .movement import Revision
 from .notes import footnotes, general_notes
-from .race import Lane, race_json, races
+from .page_chart import MEDIUM, NARROW, WIDE, describe_chart, view
+from .replay import Lane, race_json, races
 from .saved import SavedRun
-from .section import section
 from .speed_ups import SpeedUp
 from .table_files import interval_text
 from .tables import Column, SpeedTable
 from .titleblock import title_block
-from .view import MEDIUM, NARROW, WIDE, describe_chart, view
 
 TEMPLATES = ("page.html", "view.html", "race.html", "section.html", "tables.html", "page.css", "page.js")
 

@@ -13,12 +13,12 @@ from ..gates.comparison import Measured, control_report
 from ..gates.config import GateConfig
 from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
-from ..gates.standing import standing
-from ..harness.configfile import parse
+from ..gates.output.check_file import standing
+from ..harness.config.yaml_files import parse
 from ..harness.errors import RecordError
-from ..harness.extent import begun_launches, complete_launches, why_unfinished
-from ..harness.records import Record, RunManifest, StreamRecord, StreamStatus
-from ..harness.storage import RunDirectory
+from ..harness.run.completeness import begun_launches, complete_launches, why_unfinished
+from ..harness.run.records import Record, RunManifest, StreamRecord, StreamStatus
+from ..harness.run.storage import RunDirectory
 
 
 class CheckState(StrEnum):

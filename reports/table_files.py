@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..harness.records import BuildRecord
-from . import format as fmt
+from ..harness import format as fmt
+from ..harness.run.records import BuildRecord
 from .speed_ups import SpeedUp
 from .tables import Column, SpeedCell, SpeedTable
 

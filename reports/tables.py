@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from ..harness.client.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
 from ..harness.errors import RecordError
-from ..harness.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
-from ..harness.records import BuildRecord, StreamRecord
+from ..harness.run.records import BuildRecord, StreamRecord
 from .estimates import Estimate, geometric_mean, median_estimate
 from .saved import CheckState, SavedRun, ok_streams
 from .speed_ups import SpeedUp, SpeedUps, derived, paired

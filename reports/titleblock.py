@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import format as fmt
+from ..harness import format as fmt
 from .saved import SavedRun
 from .tables import SpeedCell, SpeedTable
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ..harness.environment import require_comparable
 from ..harness.errors import ConfigError
-from ..harness.extent import how_to_continue
-from ..harness.records import RunManifest, StreamRecord, StreamStatus
+from ..harness.run.completeness import how_to_continue
+from ..harness.run.records import RunManifest, StreamRecord, StreamStatus
 from .saved import CheckState, SavedRun
 
 

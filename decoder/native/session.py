@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from ..cancellation import raise_if_cancelled
-from ..config import ModelConfig
+from ..checkpoint.config import ModelConfig
+from ..checkpoint.draft_vocabulary import DraftVocabulary
 from ..draft_context import NOTHING, WHOLE_PROMPT, DraftReading, first_position
-from ..draft_vocabulary import DraftVocabulary
 from .build import NativeUnavailableError
 from .state import NativeKeyValueCache, NativeState
 from .weights import NativeWeights

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..config import FULL_ATTENTION, ModelConfig
+from ..checkpoint.config import FULL_ATTENTION, ModelConfig
 from .layout import LANES, round_up
 
 KEY_BLOCK = 64  # positions whose keys lie together, transposed

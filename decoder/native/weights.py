@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from ..attention import Rope
-from ..config import FULL_ATTENTION, ModelConfig
-from ..draft_vocabulary import DraftVocabulary
+from ..checkpoint.config import FULL_ATTENTION, ModelConfig
+from ..checkpoint.draft_vocabulary import DraftVocabulary
+from ..cpu.attention import Rope
 from .layout import LayerView, MatrixView, ModelView, as_bf16, interleave, pack, pad_last
 
 Weights = dict[str, torch.Tensor]

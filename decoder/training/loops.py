@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_PERIOD = 32  # as harness/repetition.py has it; a test holds the two together
+MAX_PERIOD = 32  # as harness/client/repetition.py has it; a test holds the two together
 MIN_LOOP_TOKENS = 32
 MIN_REPEATS = 4
 MARKED_TOKENS = 24  # a loop is fought from this length on, before it is long enough to void a stream

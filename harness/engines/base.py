@@ -10,10 +10,10 @@ from pathlib import Path
 
 import requests
 
-from ..builds import Build
-from ..config import LimitsConfig
+from ..config.builds import Build
+from ..config.models import LimitsConfig
+from ..config.source_code import SourceCode
 from ..errors import EngineError
-from ..source_code import SourceCode
 from .process import EngineProcess, PortTakenError, free_port
 
 POLL_S = 0.2

@@ -2,7 +2,7 @@
 
 import os
 
-from ..builds import Build
+from ..config.builds import Build
 from ..errors import ConfigError, EngineError
 from .base import RunningEngine, first_model, responds
 

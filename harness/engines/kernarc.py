@@ -5,9 +5,9 @@ import sys
 from functools import cached_property
 from pathlib import Path
 
-from ..builds import MODELS_OWN, Build
+from ..config.builds import MODELS_OWN, Build
+from ..config.source_code import SourceCode, imported_code
 from ..errors import ConfigError
-from ..source_code import SourceCode, imported_code
 from .base import Engine
 
 DRAFT_VOCAB_FILE = "draft_vocab.json"

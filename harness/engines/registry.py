@@ -1,6 +1,6 @@
 """Which class starts which engine."""
 
-from ..builds import Build
+from ..config.builds import Build
 from ..errors import ConfigError
 from .base import Engine
 from .kernarc import KernarcEngine

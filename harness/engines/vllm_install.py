@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cachefolder import cache_folder
+from ..caches import cache_folder
 from ..errors import EngineError
 from .process import without_relative_folders
 

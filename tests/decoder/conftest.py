@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kernarc.decoder.native.build import NativeUnavailableError, find_compiler
 
-from .checkpoints import Layout, RandomCheckpoint, write_checkpoint
+from ..fakes.decoder_checkpoints import Layout, RandomCheckpoint, write_checkpoint
 
 SHAPES: dict[str, tuple[dict[str, Any], Layout]] = {
     "base": ({}, Layout()),

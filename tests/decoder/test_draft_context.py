@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from kernarc.decoder import session as plain_session
-from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.checkpoint.config import ModelConfig
+from kernarc.decoder.cpu import session as plain_session
+from kernarc.decoder.cpu.session import TorchSession
 from kernarc.decoder.draft_context import CPU_DRAFT_CONTEXT, DraftReading, cpu_window, first_position, resolve_reading
 from kernarc.decoder.errors import RequestError
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.native.session import NativeSession
-from kernarc.decoder.session import TorchSession
 
-from .checkpoints import RandomCheckpoint
+from ..fakes.decoder_checkpoints import RandomCheckpoint
+from ..fakes.draft_oracle import cpu_session, greedy_ids, prompt
 from .conftest import require_compiler
-from .mtp_reference import MtpReference
-from .oracle import cpu_session, greedy_ids, prompt
+from .cpu.mtp_reference import MtpReference
 
 # (window, context): either longer than the other, than a prompt, than a block of 64 keys
 READINGS: list[tuple[int | str, int | str]] = [

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from kernarc.decoder import draft_length
+from kernarc.decoder.checkpoint.synthetic import TokenCycle, write_structured_checkpoint
+from kernarc.decoder.cpu.session import TorchSession
 from kernarc.decoder.draft_length import AdaptiveLength, measure_step_ms, timed_tokens
 from kernarc.decoder.errors import RequestError
 from kernarc.decoder.generate import AUTO_COUNTS, Decoder, Step
-from kernarc.decoder.session import TorchSession
-from kernarc.decoder.sessions import SessionOptions, _check_dtypes
-from kernarc.decoder.synthetic import TokenCycle, write_structured_checkpoint
+from kernarc.decoder.session import SessionOptions, _check_dtypes
 
-from .checkpoints import RandomCheckpoint
+from ..fakes.decoder_checkpoints import RandomCheckpoint
 
 CARD_MS = {0: 7.0, 1: 8.1, 2: 8.9, 3: 9.7, 4: 10.5, 6: 12.1, 8: 13.7}  # a step, and 0.8 a draft
 

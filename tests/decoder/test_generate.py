@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from kernarc.decoder import gated_delta_net, session
+from kernarc.decoder.cpu import gated_delta_net, session
 from kernarc.decoder.errors import DecoderError, RequestError
 from kernarc.decoder.generate import Decoder, Step
 from transformers import Qwen3_5ForCausalLM
 
-from .checkpoints import RandomCheckpoint, write_checkpoint
-from .oracle import force_accepts, greedy_ids, prompt
+from ..fakes.decoder_checkpoints import RandomCheckpoint, write_checkpoint
+from ..fakes.draft_oracle import force_accepts, greedy_ids, prompt
 
 
 @pytest.fixture(scope="module")

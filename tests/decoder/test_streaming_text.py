@@ -7,10 +7,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernarc.decoder.checkpoint.tokenizer import TextTokenizer
 from kernarc.decoder.streaming_text import CharacterStream, StopScanner, TextStream
-from kernarc.decoder.tokenizer import TextTokenizer
 
-from .live_server import TEXT, small_tokenizer
+from ..fakes.live_server import TEXT, small_tokenizer
 
 LIBRARY = small_tokenizer()
 TOKENIZER = TextTokenizer(LIBRARY)

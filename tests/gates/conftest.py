@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from kernarc.harness.records import (
+from kernarc.harness.run.records import (
     BuildRecord,
     RunManifest,
     StreamRecord,
@@ -13,7 +13,7 @@ from kernarc.harness.records import (
     Usage,
 )
 
-from ..made_up import made_up_environment
+from ..fakes.records import made_up_environment
 
 MakeStream = Callable[..., StreamRecord]
 

@@ -4,10 +4,10 @@ import pytest
 from kernarc.gates.comparison import seconds_a_launch
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import Estimator, GateOutcome, Verdict
-from kernarc.harness.records import RunManifest, StreamRecord, StreamStatus
+from kernarc.harness.run.records import RunManifest, StreamRecord, StreamStatus
 from kernarc.reports.ci import junit, markdown
 
-from .comparisons import PASSED, checked, measured, outcome
+from ..fakes.comparisons import PASSED, checked, measured, outcome
 from .conftest import MakeStream, made_up_run_manifest, started_second_takes
 
 

@@ -7,7 +7,7 @@ import pytest
 from kernarc.gates.bootstrap import Floats, pad_launches, resampled_means, resampling_weights
 from kernarc.gates.crossover import LaunchDesign, candidate_second
 from kernarc.gates.intervals import depth_intervals
-from kernarc.harness.records import RunManifest
+from kernarc.harness.run.records import RunManifest
 from scipy import stats
 
 from .conftest import made_up_run_manifest

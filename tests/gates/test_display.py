@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kernarc.gates.comparison import Measured, evaluate
 from kernarc.gates.config import GateConfig
 from kernarc.gates.display import GateDisplay
-from kernarc.harness.records import RunManifest, StreamRecord
+from kernarc.harness.run.records import RunManifest, StreamRecord
 from rich.console import Console
 
 MakeStream = Callable[..., StreamRecord]

@@ -2,10 +2,10 @@
 
 import pytest
 from kernarc.gates.outcomes import GateOutcome, Verdict
-from kernarc.harness.records import StreamRecord
+from kernarc.harness.run.records import StreamRecord
 from kernarc.reports.ci import markdown
 
-from .comparisons import measured, outcome
+from ..fakes.comparisons import measured, outcome
 from .conftest import MakeStream
 
 

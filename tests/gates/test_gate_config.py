@@ -2,8 +2,8 @@
 
 import pytest
 from kernarc.gates.config import GateConfig, OutputCheckConfig
-from kernarc.harness.checkpoints import ensure_checkpoint
-from kernarc.harness.configfile import load, names, parse
+from kernarc.harness.config.checkpoints import ensure_checkpoint
+from kernarc.harness.config.yaml_files import load, names, parse
 from kernarc.harness.errors import ConfigError
 
 

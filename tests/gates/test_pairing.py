@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kernarc.gates.pairing import Pairing, pair_streams
-from kernarc.harness.records import StreamRecord, StreamStatus
+from kernarc.harness.run.records import StreamRecord, StreamStatus
 
 MakeStream = Callable[..., StreamRecord]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kernarc.gates import prove
 from kernarc.gates.config import GateConfig
-from kernarc.harness.configfile import load, parse
+from kernarc.harness.config.yaml_files import load, parse
 
 
 def outcome(low: float | None, high: float | None, verdict: str = "INCONCLUSIVE", **effects: float) -> dict[str, Any]:

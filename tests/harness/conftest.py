@@ -6,10 +6,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kernarc.harness.builds import Build
-from kernarc.harness.config import BuildConfig, ModelSource
-from kernarc.harness.conformance.fixture import conformance_server as conformance_server
-from kernarc.harness.records import (
+from kernarc.harness.config.builds import Build
+from kernarc.harness.config.models import BuildConfig, ModelSource
+from kernarc.harness.run.records import (
     BuildRecord,
     Environment,
     RunManifest,
@@ -18,8 +17,9 @@ from kernarc.harness.records import (
     TokenEvent,
     Usage,
 )
+from kernarc.harness.selftest.conformance.fixture import conformance_server as conformance_server
 
-from ..made_up import made_up_environment
+from ..fakes.records import made_up_environment
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-FAKE_DECODER = Path(__file__).parent / "fake_decoder"
+FAKE_DECODER = Path(__file__).parents[1] / "fakes" / "fake_decoder"
 
 
 @pytest.fixture

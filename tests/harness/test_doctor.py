@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from kernarc.harness import doctor
+from kernarc.harness.config.tensor_sizes import checkpoint_size
 from kernarc.harness.doctor import Finding, State, examine
 from kernarc.harness.errors import ConfigError
-from kernarc.harness.tensor_sizes import checkpoint_size
 
 
 def findings(model: Path | None = None) -> dict[str, Finding]:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from kernarc.harness import gpu as gpu_module
-from kernarc.harness.config import VoidRulesConfig
+from kernarc.harness.config.models import VoidRulesConfig
 from kernarc.harness.environment import git_state, read_environment, require_comparable, sample, void_reason
 from kernarc.harness.errors import ConfigError
 from kernarc.harness.gpu import THROTTLE_REASONS, Gpu
-from kernarc.harness.records import EnvironmentSample, RunManifest
+from kernarc.harness.run.records import EnvironmentSample, RunManifest
 
 FOREIGN_PID = os.getppid()  # a process that exists and is not ours
 

@@ -9,7 +9,7 @@ import pytest
 from kernarc.reports.render import render_run
 from playwright.sync_api import Browser, sync_playwright
 
-from .synthetic import SyntheticRun
+from ..fakes.runs import SyntheticRun
 
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

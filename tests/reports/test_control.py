@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from statistics import median
 
-from kernarc.harness.records import StreamRecord
+from kernarc.harness.run.records import StreamRecord
 from kernarc.reports.notes import general_notes
 from kernarc.reports.saved import SavedRun, load_runs
 from kernarc.reports.tables import speed_table

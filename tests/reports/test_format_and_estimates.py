@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernarc.reports import format as fmt
+from kernarc.harness import format as fmt
 from kernarc.reports.estimates import median_estimate
 from scipy import stats
 

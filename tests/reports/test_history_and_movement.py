@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from kernarc.cli_report import history, report
 from kernarc.harness.errors import RecordError
-from kernarc.harness.storage import RunDirectory
+from kernarc.harness.run.storage import RunDirectory
+from kernarc.reports.commands.report import history, report
 from kernarc.reports.history import read_history
 from kernarc.reports.render import Publication
 
+from ..fakes.runs import write_check
 from .conftest import MakeRun
-from .synthetic import write_check
 
 SMALL = {"launches": 3, "requests_per_depth": 4, "tokens": 32, "depths": (128, 8192)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from kernarc.harness.storage import RunDirectory
+from kernarc.harness.run.storage import RunDirectory
 from kernarc.reports.render import render_run
 from playwright.sync_api import Browser, Page
 

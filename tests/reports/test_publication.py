@@ -13,9 +13,10 @@ from statistics import median
 import matplotlib as mpl
 import pytest
 from kernarc.harness.errors import ConfigError
-from kernarc.harness.records import StreamRecord
-from kernarc.harness.storage import RunDirectory
-from kernarc.reports import chart, race
+from kernarc.harness.run.records import StreamRecord
+from kernarc.harness.run.storage import RunDirectory
+from kernarc.reports import chart
+from kernarc.reports import replay as race
 from kernarc.reports.chart import BASELINE_STROKE, STROKES
 from kernarc.reports.notes import general_notes
 from kernarc.reports.render import render_run
@@ -23,8 +24,8 @@ from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import speed_table
 from PIL import Image
 
+from ..fakes.runs import DEPTHS, PIECES
 from .conftest import MakeRun
-from .synthetic import DEPTHS, PIECES
 
 NAMES = ["table.md", "table.csv", "table.json", "speed.svg", "speed.png", "index.html"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from kernarc.harness.records import StreamRecord
+from kernarc.harness.run.records import StreamRecord
 from kernarc.reports.notes import general_notes
 from kernarc.reports.saved import SavedRun
 from kernarc.reports.speed_ups import paired

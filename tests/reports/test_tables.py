@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from kernarc.harness.records import StreamRecord, StreamStatus
-from kernarc.harness.storage import RunDirectory
+from kernarc.harness.run.records import StreamRecord, StreamStatus
+from kernarc.harness.run.storage import RunDirectory
 from kernarc.reports import table_files
 from kernarc.reports.render import render_table_text
 from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import SpeedTable, speed_table
 
+from ..fakes.runs import DEPTHS, write_check
 from .conftest import MakeRun
-from .synthetic import DEPTHS, write_check
 
 
 def token_times_ms(stream: StreamRecord) -> float:

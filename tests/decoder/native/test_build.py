@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kernarc.cli import cli
+from kernarc.decoder.cpu.session import TorchSession
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.native import build, library
 from kernarc.decoder.native.build import NativeUnavailableError, library_path
 from kernarc.decoder.native.library import native_library
 from kernarc.decoder.native.session import NativeSession
-from kernarc.decoder.session import TorchSession
 
-from ..checkpoints import RandomCheckpoint
+from ...fakes.decoder_checkpoints import RandomCheckpoint
 from ..conftest import require_compiler
 
 

@@ -13,13 +13,13 @@ from kernarc.decoder.native.layout import interleave, pack
 from kernarc.decoder.native.library import load_library, open_library
 from kernarc.decoder.native.session import MAX_VERIFY_ROWS, NativeSession
 from kernarc.decoder.native.state import NativeDeltaState
-from kernarc.decoder.sessions import MAX_SPECULATIVE_TOKENS
+from kernarc.decoder.session import MAX_SPECULATIVE_TOKENS
 from safetensors.torch import save_file
 
-from ..checkpoints import RandomCheckpoint, write_checkpoint
+from ...fakes.decoder_checkpoints import RandomCheckpoint, write_checkpoint
+from ...fakes.draft_oracle import force_accepts, greedy_ids, native_session, prompt, torch_session
 from ..conftest import require_compiler
-from ..oracle import force_accepts, greedy_ids, native_session, prompt, torch_session
-from ..test_state import assert_near
+from ..cpu.test_state import assert_near
 
 
 @pytest.fixture(autouse=True)

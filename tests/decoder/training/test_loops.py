@@ -4,7 +4,7 @@ import random
 
 import torch
 from kernarc.decoder.training.loops import is_loop, longest_loops, loop_tokens
-from kernarc.harness.repetition import find_repetition_loop
+from kernarc.harness.client.repetition import find_repetition_loop
 
 
 def looping(generator: random.Random, total: int) -> list[int]:

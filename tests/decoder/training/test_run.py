@@ -6,7 +6,7 @@ from shutil import copytree
 
 import pytest
 import torch
-from kernarc.decoder.config import ModelConfig
+from kernarc.decoder.checkpoint.config import ModelConfig
 from kernarc.decoder.generate import Decoder
 from kernarc.decoder.training.bits import bits_per_byte, xz_bits_per_byte
 from kernarc.decoder.training.card import add_scores
