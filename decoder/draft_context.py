@@ -9,7 +9,7 @@ draft context of N, the last N positions are finished; earlier ones of the windo
 mixer, MLP and final norm as ever. The mixer's own state (keys and values, or a GDN state) is made of every position.
 
 Both are about the quality of guesses and about time, never about the output. What they do to either on real text is
-measured by `python -m kernarc.decoder.bench.cpu.draft_context`; native/NOTES.md has the figures behind the defaults.
+measured by `python -m kernarc.decoder.bench.draft_context`; native/NOTES.md has the figures behind the defaults.
 """
 
 from __future__ import annotations

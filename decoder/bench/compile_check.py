@@ -1,6 +1,6 @@
 """Compile every Triton kernel at the 27B shapes for sm_80 and sm_90, without a GPU.
 
-`python -m kernarc.decoder.bench.cpu.compile_check` prints one line a kernel, architecture and row count; exit code 1
+`python -m kernarc.decoder.bench.compile_check` prints one line a kernel, architecture and row count; exit code 1
 when a kernel does not compile, wants more shared memory than the card has, or holds an fp8 type on sm_80.
 """
 

@@ -1,4 +1,4 @@
-"""The least a step and a prefill can take on this machine: `python -m kernarc.decoder.bench.cpu.cpu_floor MODEL`.
+"""The least a step and a prefill can take on this machine: `python -m kernarc.decoder.bench.cpu_floor MODEL`.
 
 Arithmetic and bytes are counted from the shapes, the machine's two speeds are measured here, and the larger quotient is
 the floor. Compare with `python -m kernarc.decoder.bench.cpu MODEL`.

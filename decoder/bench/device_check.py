@@ -1,6 +1,6 @@
 """The 27B decoder on a card: load time, ids against the known cycle, step and prefill times, where a step's time goes.
 
-`python -m kernarc.decoder.bench.cpu.device_check MODEL_DIR [--depths 128,8192] [--steps 64] [--drafts 3]
+`python -m kernarc.decoder.bench.device_check MODEL_DIR [--depths 128,8192] [--steps 64] [--drafts 3]
 [--draft-vocab FILE] [--profile] [--step-profile RUN_DIR/step_profile.json]`, MODEL_DIR a structured checkpoint
 (`model synth`). Prints one line a measurement; exit code 1 where an id was wrong.
 """

@@ -1,4 +1,4 @@
-"""What a draft context and a draft window cost and save: `python -m kernarc.decoder.bench.cpu.draft_context MODEL`.
+"""What a draft context and a draft window cost and save: `python -m kernarc.decoder.bench.draft_context MODEL`.
 
 MODEL is a folder with a tokenizer and a heldout.json, as the model that ships. Prompts are excerpts of its held-out
 text; each is continued greedily with every setting, so all are compared on the same prompts and the same output: tokens

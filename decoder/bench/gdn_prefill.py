@@ -1,6 +1,6 @@
 """One layer's delta rule over a prompt, in each of its forms: times by kernel and errors, at the 27B shapes.
 
-`python -m kernarc.decoder.bench.cpu.gdn_prefill [--rows 8192,16384] [--forms cuda,triton]`, on a card.
+`python -m kernarc.decoder.bench.gdn_prefill [--rows 8192,16384] [--forms cuda,triton]`, on a card.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Every kernel of a step at the 27B shapes: µs, bytes, GB/s and the share of the card's copy bandwidth.
 
-`python -m kernarc.decoder.bench.cpu.kernels [--rows 1,2,3,4,5,8,9] [--lengths 128,8192,65536]` on a card. Each kernel runs
+`python -m kernarc.decoder.bench.kernels [--rows 1,2,3,4,5,8,9] [--lengths 128,8192,65536]` on a card. Each kernel runs
 in one CUDA graph over layers of its own (weights, states and caches rotate past L2), overlapped as in a step. How a
 whole step divides: device_check --profile.
 """

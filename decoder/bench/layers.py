@@ -1,6 +1,6 @@
 """What the mixers cost inside a step: layers of products and mixers in one CUDA graph, less the products alone.
 
-`python -m kernarc.decoder.bench.cpu.layers [--rows 4] [--layers 16] [--lengths 128,8192] [--parts gdn,attention]`
+`python -m kernarc.decoder.bench.layers [--rows 4] [--layers 16] [--lengths 128,8192] [--parts gdn,attention]`
 on a card; needs no checkpoint. Every layer has weights, state and cache of its own, so all rotate past L2, and every
 kernel overlaps its neighbours as in a step. Lines: µs a layer of the chain, of the mixer in it, of its kernels alone.
 """

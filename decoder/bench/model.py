@@ -1,6 +1,6 @@
 """Prefill and step times of a whole model without a checkpoint: random FP8 weights made in the card's memory.
 
-`python -m kernarc.decoder.bench.cpu.model [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
+`python -m kernarc.decoder.bench.model [--shape 27b] [--depths 8192,65536] [--drafts 0,1,2,3,4,6,8]
 [--draft-rows 40960] [--prefill bf16,fp8] [--gdn early,late,split] [--profile] [--sweep]`. Ids mean nothing here
 (device_check has those); bytes, products and caches are the model's own. Prints one line a measurement.
 """

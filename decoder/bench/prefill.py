@@ -1,6 +1,6 @@
 """The kernels of a prompt at the 27B shapes: µs, bytes, GB/s and the share of the card's copy bandwidth, or TFLOP/s.
 
-`python -m kernarc.decoder.bench.cpu.prefill [--rows 8192]` on a card. The delta rule has a bench of its own
+`python -m kernarc.decoder.bench.prefill [--rows 8192]` on a card. The delta rule has a bench of its own
 (gdn_prefill_bench); how a whole prompt divides: device_check --profile.
 """
 

@@ -1,6 +1,6 @@
 """Nothing leaks: a small random model decodes thousands of steps on a card while memory is watched.
 
-`python -m kernarc.decoder.bench.cpu.soak [--steps 10000] [--layers 8]`. After a warm-up over every prompt length and
+`python -m kernarc.decoder.bench.soak [--steps 10000] [--layers 8]`. After a warm-up over every prompt length and
 draft count used, the card's allocated and reserved bytes must stay as they are to the byte, and the process may not
 grow by more than RSS_SLACK_BYTES. Prints a line a tenth of the way; exit code 1 where something grew.
 """

@@ -1,4 +1,4 @@
-"""`python -m kernarc.harness.selftest.selftest.conformance`: the suite's server for any client, in any language."""
+"""`python -m kernarc.harness.selftest.conformance`: the suite's server for any client, in any language."""
 
 import os
 import sys
@@ -46,4 +46,4 @@ def _end_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name="python -m kernarc.harness.selftest.selftest.conformance")
+    main(prog_name="python -m kernarc.harness.selftest.conformance")

@@ -21,7 +21,7 @@ class ConformanceServer(AbstractContextManager["ConformanceServer"]):
             sys.executable,
             "-P",
             "-m",
-            __package__ or "kernarc.harness.selftest.selftest.conformance",
+            __package__ or "kernarc.harness.selftest.conformance",
             "--until-stdin-closes",
         ]
         self._process = subprocess.Popen(

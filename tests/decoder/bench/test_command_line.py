@@ -34,11 +34,11 @@ def test_an_unknown_name_is_told_with_the_known_ones() -> None:
         names_of(("cuda", "triton"))("cuda,arn")
 
 
-@pytest.mark.parametrize("name", ["bench", "bench_layers", "prefill_bench", "gdn_prefill_bench", "model_bench"])
+@pytest.mark.parametrize("name", ["kernels", "layers", "prefill", "gdn_prefill", "model"])
 def test_a_bench_without_a_card_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a card")
-    module = importlib.import_module(f"kernarc.decoder.cuda.kernels.{name}")
+    module = importlib.import_module(f"kernarc.decoder.bench.{name}")
     monkeypatch.setattr(sys, "argv", [name])
     with pytest.raises(DecoderError, match=r"no CUDA card.*\n.*runs on a card alone"):
         module.main()

@@ -175,8 +175,8 @@ def test_a_program_that_does_not_exist(fake_build: MakeBuild, tmp_path: Path) ->
 CLIENT = """
     import sys, time
     from pathlib import Path
-    from kernarc.harness.builds import Build, resolve_build
-    from kernarc.harness.config import LimitsConfig
+    from kernarc.harness.config.builds import Build, resolve_build
+    from kernarc.harness.config.models import LimitsConfig
     from kernarc.harness.engines.registry import engine_of
     build = Build.model_validate_json(sys.argv[1])
     engine_of(build, 200).start(Path(sys.argv[2]), Path(sys.argv[3]), LimitsConfig())

@@ -150,7 +150,7 @@ def test_another_client_finds_the_case_by_model_and_the_truth_in_the_log(tmp_pat
     command = [
         sys.executable,
         "-m",
-        "kernarc.harness.selftest.selftest.conformance",
+        "kernarc.harness.selftest.conformance",
         "--case",
         "chunks-16",
         "--truth-log",

@@ -126,7 +126,7 @@ def test_a_resumed_run_finds_its_commit_as_a_new_one_does(
 
 def test_a_resumed_run_holds_its_worktrees(repository: Repository) -> None:
     """Another process makes as many as are kept, and more; the one that was found again stays."""
-    script = "import sys; from kernarc.harness.config.models.builds import resolve_build; resolve_build(sys.argv[1])"
+    script = "import sys; from kernarc.harness.config.builds import resolve_build; resolve_build(sys.argv[1])"
 
     def make_elsewhere(commit: str) -> None:
         subprocess.run([sys.executable, "-c", script, f"git:{commit}"], check=True)
@@ -161,7 +161,10 @@ def test_working_tree_is_copied_as_it_is_now(repository: Repository) -> None:
 
 
 def test_old_worktrees_go_but_none_in_use(repository: Repository, tmp_path: Path) -> None:
-    script = "import sys; from kernarc.harness.config.models.builds import resolve_build; print(resolve_build(sys.argv[1]).pythonpath[0])"
+    script = (
+        "import sys; from kernarc.harness.config.builds import resolve_build; "
+        "print(resolve_build(sys.argv[1]).pythonpath[0])"
+    )
     kept = []
     for number in range(KEPT_WORKTREES + 3):
         (repository.path / "number.txt").write_text(str(number))
