@@ -2,6 +2,7 @@
 
 Every stream is appended, flushed and synced before the next one starts, so a killed run loses at most the stream in
 flight. The manifest is replaced as a whole or not at all. Reading changes nothing; writing sets a torn tail aside.
+Ctrl-C, SIGTERM and SIGHUP take effect after a write, never inside it: what can be read stays readable.
 """
 
 import errno
@@ -18,6 +19,7 @@ from typing import Self, TypeVar
 from pydantic import ValidationError
 
 from ..errors import ConfigError, RecordError
+from .interrupts import interrupts_after
 from .records import SCHEMA_VERSION, Record, RunManifest, StreamRecord, StreamStatus
 
 R = TypeVar("R", bound=Record)
@@ -138,10 +140,11 @@ class RunDirectory:
         for path in (self.streams_path, self.requests_path):
             torn = _torn_tail(path.read_bytes()) if path.exists() else b""
             if torn:
-                self.set_aside(torn.decode(errors="replace"), f"torn last line of {path.name}")
-                with _clear_disk_errors(path), path.open("rb+") as file:
-                    file.truncate(path.stat().st_size - len(torn))
-                    os.fsync(file.fileno())
+                with interrupts_after():  # set aside and cut off: both, or the tail is set aside again next time
+                    self.set_aside(torn.decode(errors="replace"), f"torn last line of {path.name}")
+                    with _clear_disk_errors(path), path.open("rb+") as file:
+                        file.truncate(path.stat().st_size - len(torn))
+                        os.fsync(file.fileno())
         self._tails_are_whole = True
 
     @contextmanager
@@ -180,7 +183,7 @@ class RunDirectory:
         """Writes a small file of the run, as a whole or not at all."""
         path = self.path / name
         temporary = path.with_name(f"{name}.new")
-        with _clear_disk_errors(path):
+        with interrupts_after(), _clear_disk_errors(path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("w", encoding="utf-8") as file:
@@ -198,12 +201,12 @@ class RunDirectory:
         if _packed(path).exists() and not path.exists():
             raise ConfigError(f"{path.name} of this run is packed", f"unpack it first: `xz -d {_packed(path)}`")
         payload = "".join(line + "\n" for line in lines).encode()
-        with _clear_disk_errors(path), path.open("ab", buffering=0) as file:
+        with interrupts_after(), _clear_disk_errors(path), path.open("ab", buffering=0) as file:
             size_before = file.seek(0, os.SEEK_END)
             try:
                 _write_all(file.fileno(), payload)
                 os.fsync(file.fileno())
-            except BaseException:  # a full disk, or Ctrl-C between two parts of a line
+            except OSError:  # a full disk takes a part of a line first, then refuses
                 self._tails_are_whole = False
                 with suppress(OSError):
                     file.truncate(size_before)

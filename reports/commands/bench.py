@@ -68,9 +68,9 @@ def bench(
     where a cell has no speed.
     """
     from ...harness.run.completeness import how_to_continue
+    from ...harness.run.interrupts import sigterm_as_interrupt
     from ...harness.run.progress_display import ProgressDisplay
     from ...harness.run.run import Run
-    from ...harness.run.termination import sigterm_as_interrupt
 
     with ProgressDisplay() as display, sigterm_as_interrupt():
         if resume is not None:

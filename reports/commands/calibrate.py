@@ -81,10 +81,10 @@ def _measure(
     from ...gates.calibrate.simulate import Coverage, Decisions, simulate_noise
     from ...gates.comparison import Measured
     from ...harness.config.builds import resolve_builds
+    from ...harness.run.interrupts import sigterm_as_interrupt
     from ...harness.run.plan import RunPlan
     from ...harness.run.progress_display import ProgressDisplay
     from ...harness.run.run import Run
-    from ...harness.run.termination import sigterm_as_interrupt
     from ..calibration_text import calibration_json, print_calibration
 
     plan = RunPlan.of("calibrate", config_name, config, resolve_builds([build, build], config.model), launches)

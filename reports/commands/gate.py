@@ -43,7 +43,7 @@ def compare(
     """
     from ...gates.compare import Comparison
     from ...gates.display import GateDisplay
-    from ...harness.run.termination import sigterm_as_interrupt
+    from ...harness.run.interrupts import sigterm_as_interrupt
     from ..ci import gate_json, write_ci_files
     from ..gate_text import print_outcome
 

@@ -42,7 +42,7 @@ def engines_install(engine: str, no_check: bool, as_json: bool) -> None:
     Without a GPU this is its CPU distribution: 3.5 GB, about 3 minutes, and a minute more for the check.
     """
     from ...harness.engines.vllm_install import install
-    from ...harness.run.termination import sigterm_as_interrupt
+    from ...harness.run.interrupts import sigterm_as_interrupt
 
     with _Line() as line, sigterm_as_interrupt():
         installation = install(line.keep, line.show)
@@ -60,7 +60,7 @@ def engines_check(names: tuple[str, ...], as_json: bool) -> None:
     """Start each installed engine on the tiny checkpoint and ask it for one answer."""
     from ...harness.engines.check import engine_states
     from ...harness.errors import EngineError
-    from ...harness.run.termination import sigterm_as_interrupt
+    from ...harness.run.interrupts import sigterm_as_interrupt
 
     rows: list[dict[str, Any]] = []
     for state in engine_states():

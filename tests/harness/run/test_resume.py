@@ -53,7 +53,7 @@ MEASURE = """
     import sys
     from kernarc.harness.run.plan import RunPlan
     from kernarc.harness.run.run import Run
-    from kernarc.harness.run.termination import sigterm_as_interrupt
+    from kernarc.harness.run.interrupts import sigterm_as_interrupt
     with sigterm_as_interrupt():
         Run.create(RunPlan.model_validate_json(sys.argv[1]), sys.argv[2]).measure()
 """
