@@ -15,6 +15,13 @@ from .sse import SseDecoder, SseEvent
 Json = dict[str, object]
 _FAILED_FINISHES = ("error", "abort")
 
+# How servers say how much of a prompt they did not read: OpenAI, vLLM and SGLang prompt_tokens_details.cached_tokens
+# (input_tokens_details in the newer API), DeepSeek prompt_cache_hit_tokens, Moonshot usage.cached_tokens, LiteLLM and
+# OpenRouter cache_read_input_tokens, llama.cpp timings.cache_n, SGLang's native API meta_info.cached_tokens.
+_CACHED_KEYS = frozenset(("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cache_n"))
+_CACHED_IN_USAGE = ("prompt_tokens_details", "input_tokens_details")
+_CACHED_BESIDE_USAGE = ("timings", "meta_info")
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -126,6 +133,9 @@ def _start(data: str | bytes) -> str:
 
 def _read_chunk(transcript: Transcript, t_ns: int, value: Json) -> None:
     running = _read_usage(transcript, value.get("usage"))
+    for name in _CACHED_BESIDE_USAGE:
+        if name in value:
+            _read_cached(transcript, value[name], name)
     choices = _list(value.get("choices") or [], "choices")
     if not choices:
         return
@@ -165,17 +175,28 @@ def _read_usage(transcript: Transcript, raw: object) -> int | None:
     if raw is None:
         return None
     usage = _object(raw, "usage")
-    details = _object(usage.get("prompt_tokens_details") or {}, "prompt_tokens_details")
     completion = _count(usage.get("completion_tokens"))
-    cached = _count(details.get("cached_tokens"))
     prompt = _count(usage.get("prompt_tokens"))
     if prompt is not None:
         transcript.prompt_tokens = prompt
     if completion is not None:
         transcript.completion_tokens = completion
-    if cached is not None:
-        transcript.cached_tokens = max(cached, transcript.cached_tokens or 0)
+    _read_cached(transcript, usage, "usage")
+    for name in _CACHED_IN_USAGE:
+        if name in usage:
+            _read_cached(transcript, usage[name], name)
     return completion
+
+
+def _read_cached(transcript: Transcript, raw: object, name: str) -> None:
+    """Keeps the largest count of reused prompt tokens, under whichever of its names the server sends it."""
+    if raw is None:
+        return
+    counts = _object(raw, name)
+    for key in _CACHED_KEYS.intersection(counts):
+        cached = _count(counts[key])
+        if cached is not None:
+            transcript.cached_tokens = max(cached, transcript.cached_tokens or 0)
 
 
 def _error_in(value: Json) -> str | None:

@@ -171,6 +171,8 @@ class _Answer:
         value: Json = {"id": "cmpl-0", "object": kind, "created": 0, "model": "conformance", "choices": choices}
         if self._asked.wants_usage:
             value["usage"] = usage
+        if usage is not None and self._shape.cached_tokens is not None:
+            self._say_cached(value)
         return value
 
     def _usage(self, tokens: int) -> Json:
@@ -181,9 +183,16 @@ class _Answer:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
-        if self._shape.cached_tokens is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._shape.cached_tokens}
         return usage
+
+    def _say_cached(self, value: Json) -> None:
+        """Puts the count of reused tokens where this server says it, in an event that has a usage."""
+        *folders, key = self._shape.cached_field
+        for name in folders:
+            inner = value.setdefault(name, {})
+            assert isinstance(inner, dict)
+            value = inner
+        value[key] = self._shape.cached_tokens
 
     def _event(self, due_ms: float, value: Json | str, tokens: int = 0) -> Write:
         data = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -86,6 +86,7 @@ class Shape:
     prompt_count_off: int = 0
     completion_count_off: int = 0
     cached_tokens: int | None = None
+    cached_field: tuple[str, ...] = ("usage", "prompt_tokens_details", "cached_tokens")  # the path at which it says so
     wrapper_tokens: int = 13  # what the chat template adds
     has_tokenize: bool = True
     finish_reason: str | None = "length"

@@ -166,6 +166,22 @@ USAGE = (
     ),
     Case("cached-prefix", "the server reused cached tokens", Shape(cached_tokens=16), void="cached"),
     Case("cached-none", "the server says 0 cached tokens", Shape(cached_tokens=0)),
+    *(
+        Case(
+            f"cached-{name}",
+            f"the server reused cached tokens and says so as {'.'.join(path)}",
+            Shape(cached_tokens=16, cached_field=path),
+            void="cached",
+        )
+        for name, path in (
+            ("llama-cpp", ("timings", "cache_n")),
+            ("deepseek", ("usage", "prompt_cache_hit_tokens")),
+            ("moonshot", ("usage", "cached_tokens")),
+            ("litellm", ("usage", "cache_read_input_tokens")),
+            ("input-details", ("usage", "input_tokens_details", "cached_tokens")),
+            ("sglang-native", ("meta_info", "cached_tokens")),
+        )
+    ),
     Case(
         "same-prompt-twice",
         "the second time the prompt is in the server's cache",
