@@ -30,7 +30,7 @@ from ..cuda.kernels import (
     screened_head,
     verify_attention,
 )
-from ..cuda.kernels.launch import Launch, Prefetch
+from ..cuda.kernels.launch import Launch
 from ..cuda.kernels.linear import Residual
 from ..cuda.kernels.nvrtc import SHARED_LIMIT_BYTES
 
@@ -103,7 +103,6 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     fp32, int64, bf16 = torch.float32, torch.int64, torch.bfloat16
     width, heads, channels = 5120, 48, 10240
     plain = Launch(pdl=pdl)
-    ahead = Launch(pdl=pdl, prefetch=Prefetch(_empty(1 << 23, dtype=torch.uint8), 1 << 23) if pdl else None)
     positions, tokens = _empty(8, dtype=torch.int32), _empty(32, dtype=int64)
     residual, embedding = _empty(rows, width, dtype=fp32), _empty(1000, width, dtype=bf16)
     gain = _empty(width, dtype=bf16)
@@ -114,9 +113,9 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     )  # fmt: skip
     embed.mtp_input(
         tokens, positions, embedding, _empty(32, width), gain, gain, 1e-6, _empty(rows, 2 * width), residual,
-        draft_ids=_empty(40960, dtype=int64), launch=ahead,
+        draft_ids=_empty(40960, dtype=int64), launch=plain,
     )  # fmt: skip
-    norm.rms_norm(residual, gain, 1e-6, _empty(rows, width), ring=_empty(32, width), positions=positions, launch=ahead)
+    norm.rms_norm(residual, gain, 1e-6, _empty(rows, width), ring=_empty(32, width), positions=positions, launch=plain)
     weights = gdn_prepare.GdnWeights(
         _empty(heads, width, dtype=bf16), _empty(heads, width, dtype=bf16), _empty(heads, dtype=fp32),
         _empty(heads, dtype=fp32), _empty(channels, 4, dtype=fp32), _empty(128, dtype=bf16),
@@ -125,7 +124,7 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     projected, gdn_q = _empty(rows, 16384), _empty(16, 16, 128, dtype=fp32)
     gdn_prepare.gdn_prepare(projected, x, sumsq, weights, cache, gdn_q, 1e-6, positions, launch=plain)
     o = _empty(rows, heads, 128, dtype=fp32)
-    gdn_verify.gdn_recur(gdn_q, cache, positions, o, launch=ahead)
+    gdn_verify.gdn_recur(gdn_q, cache, positions, o, launch=plain)
     gdn_verify.gate_output(o, projected[:, channels:], weights.norm, 1e-6, _empty(rows, 6144), launch=plain)
     qkv, q = _empty(rows, 14336), _empty(rows, 24, 256)
     keys = _empty(4, 65600, 256)
@@ -136,7 +135,6 @@ def step_launches(rows: int, *, pdl: bool) -> None:
     scratch = _empty(33 * rows * 24 * 256, dtype=fp32)
     verify_attention.verify_attention(
         q, keys, keys, positions, qkv, scratch, scratch, scratch, _empty(rows, 6144), segments=33, launch=plain,
-        combine_launch=ahead,
     )  # fmt: skip
     vocabulary = 248_320
     candidates = screened_head.HeadScratch(vocabulary, torch.device("meta"))
@@ -144,7 +142,7 @@ def step_launches(rows: int, *, pdl: bool) -> None:
         x, _empty(vocabulary, width, dtype=bf16), _empty(vocabulary, dtype=fp32),
         _empty(rows, vocabulary, dtype=fp32), candidates, tokens, plain,
     )  # fmt: skip
-    accept.accept(tokens, tokens, positions, tokens, num_drafts=min(rows - 1, 8), launch=ahead)
+    accept.accept(tokens, tokens, positions, tokens, num_drafts=min(rows - 1, 8), launch=plain)
 
 
 def prefill_launches(arch: int) -> None:

@@ -172,7 +172,7 @@ def attention_cases(rows: int, length: int, launch: Launch) -> Iterator[Case]:
         def attend(layer: int, waves: int = waves, num_stages: int = num_stages) -> None:
             verify_attention(
                 q, keys[layer], values[layer], positions, qkv, scratch[0], scratch[1], scratch[2], out,
-                segments=waves * segments, num_stages=num_stages, launch=launch, combine_launch=launch,
+                segments=waves * segments, num_stages=num_stages, launch=launch,
             )  # fmt: skip
 
         yield Case(f"attention at {length}, {waves} a SM", length * 4096, ATTENTION_LAYERS, attend)

@@ -15,7 +15,7 @@ import torch
 from ..cuda.kernels.gdn import CTA_COLUMNS, SOURCE, arguments_of, definitions, gdn_step, gdn_step_naive
 from ..cuda.kernels.gdn_prepare import GdnCache, GdnWeights, gdn_prepare
 from ..cuda.kernels.gdn_verify import gate_output, gdn_recur
-from ..cuda.kernels.launch import Launch, Prefetch
+from ..cuda.kernels.launch import Launch
 from ..cuda.kernels.linear import X_SCALE, Norm, Residual
 from ..cuda.kernels.nvrtc import CudaKernel, compile_cubin, kernel
 from ..cuda.kernels.packing import PackedLinear, pack_fp8
@@ -61,10 +61,6 @@ class Bench:
             torch.zeros(WIDTH, dtype=BF16, device=CARD), _random(rows, projected_width), _random(rows, 6144),
             _random(rows, INNER), weights, CudaProducts(first, CARD),
         )  # fmt: skip
-
-    def prefetch(self, layer: int, megabytes: int) -> Prefetch | None:
-        """The first part of the output projection's weights."""
-        return Prefetch(self.weights[layer][1].weights, megabytes << 20) if megabytes else None
 
     def chain(self, mixer: Mixer | None, *, products: bool = True, mixer_reads_x: bool = False) -> None:
         """All layers in the order of a step. mixer_reads_x: before its wait, see Products.store."""
@@ -179,15 +175,11 @@ def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) 
     pdl = torch.cuda.get_device_capability() >= (9, 0)
     launch = Launch(pdl)
 
-    def separate(megabytes: int) -> Mixer:
-        def mix(i: int) -> None:
-            ahead = Launch(pdl, bench.prefetch(i, megabytes))
-            gdn_prepare(bench.projected, bench.x, bench.sumsq, weights[i], caches[i], q, EPS, positions, launch=launch)
-            gdn_recur(q, caches[i], positions, o, launch=ahead)
-            z = bench.projected[:, CHANNELS:]
-            gate_output(o, z, weights[i].norm, EPS, bench.mixed, launch=launch)
-
-        return mix
+    def separate(i: int) -> None:
+        gdn_prepare(bench.projected, bench.x, bench.sumsq, weights[i], caches[i], q, EPS, positions, launch=launch)
+        gdn_recur(q, caches[i], positions, o, launch=launch)
+        z = bench.projected[:, CHANNELS:]
+        gate_output(o, z, weights[i].norm, EPS, bench.mixed, launch=launch)
 
     def fused(i: int) -> None:
         gdn_step(
@@ -206,7 +198,7 @@ def gdn_mixers(bench: Bench, weights: list[GdnWeights], caches: list[GdnCache]) 
             grid, threads, calls[i], torch.cuda.current_stream().cuda_stream, overlap=pdl
         )  # fmt: skip
 
-    mixers: dict[str, Mixer] = {"gdn: three kernels": separate(0), "gdn: fused": fused}
+    mixers: dict[str, Mixer] = {"gdn: three kernels": separate, "gdn: fused": fused}
     if pdl:
         mixers |= {
             "gdn: fused, next at once": form(CTA_COLUMNS, NEXT_STARTS=0),
@@ -257,21 +249,14 @@ def attention_mixers(bench: Bench, length: int) -> dict[str, Mixer]:
     scratch = [torch.empty(segments * rows * 24 * size, device=CARD) for size in (256, 1, 1)]
     launch = Launch(torch.cuda.get_device_capability() >= (9, 0))
 
-    def separate(megabytes: int) -> Mixer:
-        def mix(i: int) -> None:
-            ahead = Launch(launch.pdl, bench.prefetch(i, megabytes))
-            rope_qk(bench.projected, norm, norm, EPS, table, positions, q, keys[i], values[i], launch=launch)
-            verify_attention(
-                q, keys[i], values[i], positions, bench.projected, scratch[0], scratch[1], scratch[2], bench.mixed,
-                segments=segments, launch=ahead, combine_launch=launch,
-            )  # fmt: skip
+    def separate(i: int) -> None:
+        rope_qk(bench.projected, norm, norm, EPS, table, positions, q, keys[i], values[i], launch=launch)
+        verify_attention(
+            q, keys[i], values[i], positions, bench.projected, scratch[0], scratch[1], scratch[2], bench.mixed,
+            segments=segments, launch=launch,
+        )  # fmt: skip
 
-        return mix
-
-    mixers: dict[str, Mixer] = {f"attention at {length}: three kernels": separate(0)}
-    if launch.pdl:
-        mixers |= {f"attention at {length}: {size} MB ahead": separate(size) for size in (4, 8, 16)}
-    return mixers
+    return {f"attention at {length}: three kernels": separate}
 
 
 def main() -> None:

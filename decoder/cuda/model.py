@@ -12,10 +12,9 @@ from .kernels.embed import embed_rows, mtp_input
 from .kernels.gdn import gdn_step
 from .kernels.gdn_prepare import GdnCache, gdn_prepare
 from .kernels.gdn_verify import gate_output, gdn_recur
-from .kernels.launch import LENGTH, MTP_LENGTH, Launch, Prefetch
+from .kernels.launch import LENGTH, MTP_LENGTH, Launch
 from .kernels.linear import Norm
 from .kernels.norm import rms_norm
-from .kernels.packing import PackedLinear
 from .kernels.products import Products
 from .kernels.rope_qk import rope_qk
 from .kernels.screened_head import screened_argmax
@@ -44,11 +43,10 @@ class StepModel:
         products: Products,
         *,
         pdl: bool = False,
-        prefetch_bytes: int = 0,
         fused_gdn: bool = False,
         gates_early: bool = True,
     ) -> None:
-        """pdl: programmatic dependent launch (sm_90). prefetch_bytes: of the next weights, asked of L2 ahead.
+        """pdl: programmatic dependent launch (sm_90).
 
         fused_gdn: a Gated DeltaNet layer in one kernel (gdn.cu) instead of three. gates_early: and its gates while the
         projection in front still runs.
@@ -60,7 +58,6 @@ class StepModel:
         self.products = products
         self._plain = Launch(pdl)
         self._pdl = pdl
-        self._prefetch_bytes = prefetch_bytes
         self._fused_gdn = fused_gdn
         self._gates_early = fused_gdn and gates_early
 
@@ -90,7 +87,7 @@ class StepModel:
             scratch.draft_hidden,
             positions=self.state.positions,
             last_pending=True,
-            launch=self._before(self.weights.draft_head),
+            launch=self._plain,
         )
         self.products.argmax(scratch.draft_hidden, self.weights.draft_head, scratch.drafts[:1])
         for index in range(1, num_drafts):
@@ -100,7 +97,7 @@ class StepModel:
                 mtp.norm,
                 self.config.rms_norm_eps,
                 scratch.draft_hidden,
-                launch=self._before(self.weights.draft_head),
+                launch=self._plain,
             )
             self.products.argmax(scratch.draft_hidden, self.weights.draft_head, scratch.drafts[index : index + 1])
 
@@ -129,7 +126,7 @@ class StepModel:
             hidden,
             ring=state.hidden,
             positions=state.positions,
-            launch=self._before(weights.head.screen),
+            launch=self._plain,
         )
         self.choose(hidden, scratch.targets[:rows])
 
@@ -156,7 +153,7 @@ class StepModel:
             draft=scratch.drafts[draft_index - 1 : draft_index] if draft_index else None,
             draft_ids=self.weights.draft_ids,
             draft_index=draft_index,
-            launch=self._before(mtp.fc),
+            launch=self._plain,
         )
         self.products.add(pair, mtp.fc, residual)
         self._layer(mtp.layer, state.mtp, rows, place, mtp.norm)
@@ -203,7 +200,7 @@ class StepModel:
             launch=self._plain,
         )
         o = scratch.gdn_output[:rows]
-        gdn_recur(scratch.gdn_query, cache, self.state.positions, o, launch=self._before(mixer.out))
+        gdn_recur(scratch.gdn_query, cache, self.state.positions, o, launch=self._plain)
         z = projected[:, self.config.conv_dim :]
         gate_output(o, z, mixer.small.norm, eps, mixed, launch=self._plain)
         return mixed
@@ -244,12 +241,5 @@ class StepModel:
             slot=place.slot,
             offset=place.offset,
             launch=self._plain,
-            combine_launch=self._before(mixer.out),
         )
         return mixed
-
-    def _before(self, packed: PackedLinear) -> Launch:
-        """The launch of a small kernel whose successor reads `packed`."""
-        if not self._prefetch_bytes:
-            return self._plain
-        return Launch(self._pdl, Prefetch(packed.weights, min(self._prefetch_bytes, packed.weights.numel())))

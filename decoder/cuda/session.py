@@ -42,7 +42,6 @@ class CudaSession:
         device: torch.device,
         graphs: bool = True,
         overlap: bool = True,
-        prefetch_bytes: int = 0,
         pdl: bool = True,
         fused_gdn: bool = True,
         gates_early: bool = True,
@@ -52,7 +51,7 @@ class CudaSession:
     ) -> None:
         """graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
 
-        pdl: let a kernel start while its predecessor ends (sm_90). prefetch_bytes: see StepModel.
+        pdl: let a kernel start while its predecessor ends (sm_90).
         fused_gdn: a Gated DeltaNet layer in one kernel where it runs (sm_90, its head dimensions); else in three.
         gates_early: see StepModel.
         """
@@ -64,7 +63,7 @@ class CudaSession:
         self._scratch = Scratch(config, device)
         pdl = pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._model = StepModel(
-            config, weights, self._state, self._scratch, products, pdl=pdl, prefetch_bytes=prefetch_bytes,
+            config, weights, self._state, self._scratch, products, pdl=pdl,
             fused_gdn=fused_gdn and gdn_step_fits(config.linear_key_head_dim, config.linear_value_head_dim, device),
             gates_early=gates_early,
         )  # fmt: skip

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, STATE_LENGTH, Launch, enter, prefetch_l2
+from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, STATE_LENGTH, Launch, enter
 
 
 def accept_naive(drafts: list[int], targets: list[int]) -> int:
@@ -16,14 +16,8 @@ def accept_naive(drafts: list[int], targets: list[int]) -> int:
 
 
 @triton.jit
-def accept_kernel(
-    p_targets, p_tokens, p_positions, p_out, p_next,
-    DRAFTS: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def accept_kernel(p_targets, p_tokens, p_positions, p_out, DRAFTS: tl.constexpr, PDL: tl.constexpr):
     """One program. The verify rows are positions LENGTH … LENGTH + DRAFTS."""
-    if tl.program_id(0) > 0:
-        prefetch_l2(p_next, tl.program_id(0) - 1, NEXT_SHARE)
-        return
     enter(PDL)
     length = tl.load(p_positions + LENGTH)
     accepted = 0
@@ -56,6 +50,4 @@ def accept(
 
     out[0] = drafts accepted, out[1:] = the target's tokens, of which the first out[0] + 1 are the step's result.
     """
-    accept_kernel[(1 + launch.extra_programs,)](
-        targets, tokens, positions, out, DRAFTS=num_drafts, num_warps=4, **launch.arguments(out)
-    )
+    accept_kernel[(1,)](targets, tokens, positions, out, DRAFTS=num_drafts, num_warps=4, **launch.arguments())

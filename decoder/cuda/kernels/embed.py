@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter, prefetch_l2
+from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter
 from .linear import X_SCALE, Residual
 from .norm import normalised, rms_norm_naive
 
@@ -23,15 +23,11 @@ def drafted_token(p_draft, p_draft_ids, HAS_IDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def embed_rows_kernel(
-    p_tokens, p_last_draft, p_draft_ids, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, p_next, rows,
-    D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, NEXT_SHARE: tl.constexpr,
-    PDL: tl.constexpr,
+    p_tokens, p_last_draft, p_draft_ids, p_positions, p_embedding, p_norm, p_stream, p_sumsq, p_x, rows,
+    D: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program r: the embedding of the token at LENGTH + r; the last draft is also put into the token ring."""
     row = tl.program_id(0)
-    if row >= rows:
-        prefetch_l2(p_next, row - rows, NEXT_SHARE)
-        return
     o_d = tl.arange(0, BLOCK)
     enter(PDL)
     slot = (tl.load(p_positions + LENGTH) + row) % RING
@@ -65,11 +61,11 @@ def embed_rows(
     draft_ids int64 [V'] it is the place of that token there.
     """
     rows, width = residual.stream.shape
-    embed_rows_kernel[(rows + launch.extra_programs,)](
+    embed_rows_kernel[(rows,)](
         tokens, tokens if last_draft is None else last_draft, tokens if draft_ids is None else draft_ids, positions,
         embedding, residual.next_norm, residual.stream, residual.sumsq, residual.x, rows=rows, D=width,
         BLOCK=triton.next_power_of_2(width), HAS_DRAFT=last_draft is not None, HAS_IDS=draft_ids is not None,
-        num_warps=4, **launch.arguments(residual.x),
+        num_warps=4, **launch.arguments(),
     )  # fmt: skip
 
 
@@ -82,17 +78,13 @@ def mtp_input_naive(
     )
 
 
-@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
+@triton.jit
 def mtp_input_kernel(
-    p_tokens, p_draft, p_draft_ids, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, p_next,
-    eps, rows, DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    p_tokens, p_draft, p_draft_ids, p_positions, p_embedding, p_hidden, p_norm_e, p_norm_h, p_out, p_residual, eps,
+    DRAFT: tl.constexpr, HAS_IDS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (r, half): half 0 embeds the following token, half 1 takes the hidden state; each is normed."""
     program = tl.program_id(0)
-    if program >= 2 * rows:
-        prefetch_l2(p_next, program - 2 * rows, NEXT_SHARE)
-        return
     row = program // 2
     half = program % 2
     o_d = tl.arange(0, BLOCK)
@@ -142,8 +134,8 @@ def mtp_input(
     draft_ids int64 [V'] where given) and `hidden` [1, D] the head's own last output.
     """
     rows, width = out.shape[0], out.shape[1] // 2
-    mtp_input_kernel[(2 * rows + launch.extra_programs,)](
+    mtp_input_kernel[(2 * rows,)](
         tokens, tokens if draft is None else draft, tokens if draft_ids is None else draft_ids, positions, embedding,
-        hidden, norm_e, norm_h, out, residual, eps=eps, rows=rows, DRAFT=draft_index, HAS_IDS=draft_ids is not None,
-        D=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **launch.arguments(out),
+        hidden, norm_e, norm_h, out, residual, eps=eps, DRAFT=draft_index, HAS_IDS=draft_ids is not None,
+        D=width, BLOCK=triton.next_power_of_2(width), num_warps=8, **launch.arguments(),
     )  # fmt: skip

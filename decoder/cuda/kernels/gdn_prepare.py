@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import LENGTH, PLAIN, RING, Launch, ask_l2, enter, prefetch_l2
+from .launch import LENGTH, PLAIN, RING, Launch, ask_l2, enter
 from .linear import X_SCALE
 
 SCALE = tl.constexpr(X_SCALE)
@@ -106,27 +106,24 @@ def unit_rows(x):
 @triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def gdn_prepare_kernel(
     p_rows, p_x, p_sumsq, p_w_b, p_w_a, p_a_log, p_dt_bias, p_conv, p_raw, p_q, p_k, p_v, p_decay, p_beta,
-    p_positions, p_next, eps, q_scale, rows,
+    p_positions, eps, q_scale, rows,
     ROW_BLOCK: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr,
     D: tl.constexpr, CHUNK: tl.constexpr, SUMS_BLOCK: tl.constexpr, H: tl.constexpr, KEY_HEADS: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs of a block of rows: the gates of each value head, then query heads, key heads and value heads of the
     convolution."""
     JOBS: tl.constexpr = 2 * H + 2 * KEY_HEADS
     block = tl.program_id(0) // JOBS
     program = tl.program_id(0) % JOBS
-    if block * ROW_BLOCK >= rows:
-        prefetch_l2(p_next, tl.program_id(0) - tl.cdiv(rows, ROW_BLOCK) * JOBS, NEXT_SHARE)
-        return
     o_k = tl.arange(0, K)
     o_v = tl.arange(0, V)
     o_row = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     inside = o_row < rows
     KEYS: tl.constexpr = KEY_HEADS * K
     if PDL and program < H and D % 1024 == 0:  # weights depend on nobody: on their way before the wait
-        ask_l2(p_w_b + program * D, 0, D // 64)
-        ask_l2(p_w_a + program * D, 0, D // 64)
+        ask_l2(p_w_b + program * D, D // 64)
+        ask_l2(p_w_a + program * D, D // 64)
     enter(PDL)
     length = tl.load(p_positions + LENGTH)
     o_slot = (length + o_row) % RING
@@ -216,10 +213,10 @@ def gdn_prepare(
     channels, taps = weights.conv.shape
     key_heads = cache.k.shape[1]
     blocks = triton.cdiv(num_rows, ROW_BLOCK)
-    gdn_prepare_kernel[(blocks * (2 * heads + 2 * key_heads) + launch.extra_programs,)](
+    gdn_prepare_kernel[(blocks * (2 * heads + 2 * key_heads),)](
         rows, x, sumsq, weights.w_b, weights.w_a, weights.a_log, weights.dt_bias, weights.conv, cache.raw, q, cache.k,
         cache.v, cache.decay, cache.beta, positions, eps=eps, q_scale=key_dim**-0.5, rows=num_rows,
         ROW_BLOCK=ROW_BLOCK, STRIDE=rows.stride(0), C=channels, TAPS=taps, D=width,
         CHUNK=min(1024, triton.next_power_of_2(width)), SUMS_BLOCK=triton.next_power_of_2(width // 32), H=heads,
-        KEY_HEADS=key_heads, K=key_dim, V=value_dim, num_warps=4, **launch.arguments(rows),
+        KEY_HEADS=key_heads, K=key_dim, V=value_dim, num_warps=4, **launch.arguments(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .gdn_prepare import GdnCache
-from .launch import LENGTH, PLAIN, RING, STATE_LENGTH, Launch, enter, prefetch_l2
+from .launch import LENGTH, PLAIN, RING, STATE_LENGTH, Launch, enter
 
 COLUMNS = 16  # of the state, a program: one warp, 64 registers a thread
 
@@ -53,16 +53,13 @@ def absorb(state, k, v, decay, beta):
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
 def recur_kernel(
-    p_q, p_k, p_v, p_decay, p_beta, p_state, p_out, p_positions, p_next, rows,
+    p_q, p_k, p_v, p_decay, p_beta, p_state, p_out, p_positions, rows,
     H: tl.constexpr, KEY_HEADS: tl.constexpr, K: tl.constexpr, V: tl.constexpr, VB: tl.constexpr,
-    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (column block, value head). The next token's vectors are loaded while this one's are used."""
     program = tl.program_id(0)
     BLOCKS: tl.constexpr = V // VB
-    if program >= H * BLOCKS:
-        prefetch_l2(p_next, program - H * BLOCKS, NEXT_SHARE)
-        return
     head = program // BLOCKS
     key_head = head // (H // KEY_HEADS)
     o_k = tl.arange(0, K)
@@ -108,16 +105,12 @@ def recur_kernel(
         k, v, decay, beta, q = next_k, next_v, next_decay, next_beta, next_q
 
 
-@triton.jit(do_not_specialize=["heads"])
+@triton.jit
 def gate_output_kernel(
-    p_o, p_z, p_norm, p_out, p_next, eps, heads, stride,
-    H: tl.constexpr, V: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    p_o, p_z, p_norm, p_out, eps, stride, H: tl.constexpr, V: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Program (row, head): normalise, times w, times silu(z)."""
     program = tl.program_id(0)
-    if program >= heads:
-        prefetch_l2(p_next, program - heads, NEXT_SHARE)
-        return
     o_v = tl.arange(0, V)
     weight = tl.load(p_norm + o_v).to(tl.float32)
     enter(PDL)
@@ -142,9 +135,9 @@ def gdn_recur(
     """
     heads, key_dim, value_dim = cache.state.shape
     block = min(columns, value_dim)
-    recur_kernel[(heads * value_dim // block + launch.extra_programs,)](
+    recur_kernel[(heads * value_dim // block,)](
         q, cache.k, cache.v, cache.decay, cache.beta, cache.state, out, positions, rows=out.shape[0], H=heads,
-        KEY_HEADS=cache.k.shape[1], K=key_dim, V=value_dim, VB=block, num_warps=1, **launch.arguments(q),
+        KEY_HEADS=cache.k.shape[1], K=key_dim, V=value_dim, VB=block, num_warps=1, **launch.arguments(),
     )  # fmt: skip
 
 
@@ -153,7 +146,7 @@ def gate_output(
 ) -> None:
     """o fp32 [R, H, V], z [R, H·V] (rows may be strided) → out [R, H·V]. Twin: gated_norm_naive."""
     rows, heads, value_dim = o.shape
-    gate_output_kernel[(rows * heads + launch.extra_programs,)](
-        o, z, weight, out, eps=eps, heads=rows * heads, stride=z.stride(0), H=heads, V=value_dim, num_warps=1,
-        **launch.arguments(o),
+    gate_output_kernel[(rows * heads,)](
+        o, z, weight, out, eps=eps, stride=z.stride(0), H=heads, V=value_dim, num_warps=1,
+        **launch.arguments(),
     )  # fmt: skip

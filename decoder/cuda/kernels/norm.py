@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter, prefetch_l2
+from .launch import LENGTH, MTP_LENGTH, PLAIN, RING, Launch, enter
 
 
 def rms_norm_naive(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -22,17 +22,14 @@ def normalised(x, p_weight, o_d, eps, D: tl.constexpr):
     return x * scale * (1.0 + weight)
 
 
-@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
+@triton.jit
 def rms_norm_kernel(
-    p_x, p_weight, p_out, p_ring, p_positions, p_next, eps, rows,
+    p_x, p_weight, p_out, p_ring, p_positions, eps,
     D: tl.constexpr, BLOCK: tl.constexpr, TO_RING: tl.constexpr, LAST_PENDING: tl.constexpr,
-    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program r: row r, or with LAST_PENDING the row of the newest position MTP has not seen."""
     row = tl.program_id(0)
-    if row >= rows:
-        prefetch_l2(p_next, row - rows, NEXT_SHARE)
-        return
     o_d = tl.arange(0, BLOCK)
     enter(PDL)
     source = row
@@ -63,10 +60,9 @@ def rms_norm(
     ring [32, D]: also written there by position (LENGTH + row). last_pending: only the row LENGTH − MTP_LENGTH − 1,
     into out [1, D].
     """
-    rows = out.shape[0]
     width = x.shape[1]
-    rms_norm_kernel[(rows + launch.extra_programs,)](
+    rms_norm_kernel[(out.shape[0],)](
         x, weight, out, out if ring is None else ring, x if positions is None else positions,
-        eps=eps, rows=rows, D=width, BLOCK=triton.next_power_of_2(width), TO_RING=ring is not None,
-        LAST_PENDING=last_pending, num_warps=8, **launch.arguments(x),
+        eps=eps, D=width, BLOCK=triton.next_power_of_2(width), TO_RING=ring is not None,
+        LAST_PENDING=last_pending, num_warps=8, **launch.arguments(),
     )  # fmt: skip

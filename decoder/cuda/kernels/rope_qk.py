@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import PLAIN, Launch, enter, prefetch_l2
+from .launch import PLAIN, Launch, enter
 
 
 def rope_tables(rotary_dim: int, theta: float, length: int, device: torch.device | str) -> torch.Tensor:
@@ -44,18 +44,15 @@ def norm_and_turn(p_x, p_weight, p_table, o_d, eps, D: tl.constexpr, HALF: tl.co
     return tl.where(turns, y * cos + partner * sin, y).to(dtype)
 
 
-@triton.jit(do_not_specialize=["rows"])  # one binary for every row count, so that a row never depends on it
+@triton.jit
 def rope_qk_kernel(
-    p_qkv, p_norm_q, p_norm_k, p_table, p_positions, p_q, p_keys, p_values, p_next, eps, rows,
+    p_qkv, p_norm_q, p_norm_k, p_table, p_positions, p_q, p_keys, p_values, eps,
     SLOT: tl.constexpr, OFFSET: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, CAPACITY: tl.constexpr,
-    D: tl.constexpr, HALF: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (r, j): query heads, then key heads, then value heads of row r."""
     program = tl.program_id(0)
     JOBS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
-    if program >= rows * JOBS:
-        prefetch_l2(p_next, program - rows * JOBS, NEXT_SHARE)
-        return
     row = program // JOBS
     job = program % JOBS
     o_d = tl.arange(0, D)
@@ -99,8 +96,8 @@ def rope_qk(
     rows = qkv.shape[0]
     kv_heads, capacity, head_dim = keys.shape
     q_heads = q.shape[1]
-    rope_qk_kernel[(rows * (q_heads + 2 * kv_heads) + launch.extra_programs,)](
-        qkv, norm_q, norm_k, table, positions, q, keys, values, eps=eps, rows=rows, SLOT=slot, OFFSET=offset,
+    rope_qk_kernel[(rows * (q_heads + 2 * kv_heads),)](
+        qkv, norm_q, norm_k, table, positions, q, keys, values, eps=eps, SLOT=slot, OFFSET=offset,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, CAPACITY=capacity, D=head_dim, HALF=table.shape[1] // 2, num_warps=4,
-        **launch.arguments(qkv),
+        **launch.arguments(),
     )  # fmt: skip

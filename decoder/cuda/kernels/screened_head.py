@@ -79,8 +79,8 @@ def bounds(p_hidden, p_logits, p_error, block, row, vocab, D: tl.constexpr, WIDE
 
 @triton.jit
 def lower_bound_kernel(
-    p_hidden, p_logits, p_error, p_low, p_next, vocab, blocks,
-    D: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    p_hidden, p_logits, p_error, p_low, vocab, blocks,
+    D: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block, row): the largest lower bound of a block of tokens."""
     enter(PDL)
@@ -91,9 +91,9 @@ def lower_bound_kernel(
 
 @triton.jit
 def decide_kernel(
-    p_hidden, p_rows, p_logits, p_error, p_low, p_best, p_token, p_next, vocab, blocks,
+    p_hidden, p_rows, p_logits, p_error, p_low, p_best, p_token, vocab, blocks,
     D: tl.constexpr, WIDE: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (block, row): the best of a block's tokens that the screen leaves, by their bf16 rows."""
     enter(PDL)
@@ -121,10 +121,7 @@ def decide_kernel(
 
 
 @triton.jit
-def pick_kernel(
-    p_best, p_token, p_out, p_next, vocab, blocks,
-    BLOCKS: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
+def pick_kernel(p_best, p_token, p_out, vocab, blocks, BLOCKS: tl.constexpr, PDL: tl.constexpr):
     """Program row: the best of all blocks, the lowest id on a tie; 0 where every logit is NaN."""
     enter(PDL)
     row = tl.program_id(0)
@@ -164,7 +161,7 @@ def decide(
     vocab = len(weight)
     blocks = -(-vocab // TOKENS)
     sizes = {"D": width, "WIDE": triton.next_power_of_2(width), "TOKENS": TOKENS}
-    of_blocks, options = {"BLOCKS": triton.next_power_of_2(blocks)}, launch.arguments(hidden)
+    of_blocks, options = {"BLOCKS": triton.next_power_of_2(blocks)}, launch.arguments()
     lower_bound_kernel[(blocks, rows)](
         hidden, logits, error, scratch.low, vocab=vocab, blocks=blocks, num_warps=8, **sizes, **options
     )

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import PLAIN, Launch, enter, prefetch_l2
+from .launch import PLAIN, Launch, enter
 
 ROW_TILE = 32  # (row, query head of the group) pairs a program holds; wider steps use more tiles of the same shape
 BLOCK_KEYS = 64
@@ -32,16 +32,13 @@ def verify_attention_naive(
 
 @triton.jit
 def split_kernel(
-    p_q, p_keys, p_values, p_positions, p_partial, p_max, p_sum, p_next, scale_log2,
+    p_q, p_keys, p_values, p_positions, p_partial, p_max, p_sum, scale_log2,
     SLOT: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     CAPACITY: tl.constexpr, D: tl.constexpr, SEGMENTS: tl.constexpr, TILES: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Programs (tile, kv head, segment): unnormalised output, running maximum and sum of one segment."""
     program = tl.program_id(0)
-    if program >= TILES * KV_HEADS * SEGMENTS:
-        prefetch_l2(p_next, program - TILES * KV_HEADS * SEGMENTS, NEXT_SHARE)
-        return
     tile = program % TILES
     head = (program // TILES) % KV_HEADS
     segment = program // (TILES * KV_HEADS)
@@ -84,15 +81,12 @@ def split_kernel(
 
 @triton.jit
 def combine_kernel(
-    p_partial, p_max, p_sum, p_gate, p_out, p_next, gate_stride,
+    p_partial, p_max, p_sum, p_gate, p_out, gate_stride,
     HEADS: tl.constexpr, Q_HEADS: tl.constexpr, D: tl.constexpr, SEGMENTS: tl.constexpr, S_BLOCK: tl.constexpr,
-    NEXT_SHARE: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, query head): the segments in order, then the sigmoid gate. Empty segments weigh exactly 0."""
     program = tl.program_id(0)
-    if program >= HEADS:
-        prefetch_l2(p_next, program - HEADS, NEXT_SHARE)
-        return
     o_s = tl.arange(0, S_BLOCK)
     o_d = tl.arange(0, D)
     enter(PDL)
@@ -131,7 +125,6 @@ def verify_attention(
     slot: int = 0,
     offset: int = 0,
     launch: Launch = PLAIN,
-    combine_launch: Launch = PLAIN,
 ) -> None:
     """q [R, Hq, D] at positions[slot] + offset + r, keys and values [Hkv, capacity, D] → out [R, Hq·D].
 
@@ -143,12 +136,12 @@ def verify_attention(
     group = q_heads // kv_heads
     tile_rows = ROW_TILE // group
     tiles = -(-rows // tile_rows)
-    split_kernel[(tiles * kv_heads * segments + launch.extra_programs,)](
+    split_kernel[(tiles * kv_heads * segments,)](
         q, keys, values, positions, partial, top, total, scale_log2=head_dim**-0.5 * 1.4426950408889634, SLOT=slot,
         OFFSET=offset, ROWS=rows, Q_HEADS=q_heads, KV_HEADS=kv_heads, CAPACITY=capacity, D=head_dim, SEGMENTS=segments,
-        TILES=tiles, M=ROW_TILE, N=block_keys, num_warps=4, num_stages=num_stages, **launch.arguments(q),
+        TILES=tiles, M=ROW_TILE, N=block_keys, num_warps=4, num_stages=num_stages, **launch.arguments(),
     )  # fmt: skip
-    combine_kernel[(rows * q_heads + combine_launch.extra_programs,)](
+    combine_kernel[(rows * q_heads,)](
         partial, top, total, qkv, out, gate_stride=qkv.stride(0), HEADS=rows * q_heads, Q_HEADS=q_heads, D=head_dim,
-        SEGMENTS=segments, S_BLOCK=triton.next_power_of_2(segments), num_warps=4, **combine_launch.arguments(q),
+        SEGMENTS=segments, S_BLOCK=triton.next_power_of_2(segments), num_warps=4, **launch.arguments(),
     )  # fmt: skip
