@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from ..checkpoint.config import ModelConfig
 from ..checkpoint.shapes import read_shape
 from ..cuda.kernels.products import CudaProducts
-from ..cuda.session import CudaSession
+from ..cuda.session import CudaSession, Tuning
 from .command_line import counts, draft_counts, exit_with, names_of, require_card
 from .gdn_prefill import FORMS
 from .gdn_prefill import bench as bench_delta_rule
@@ -49,7 +49,7 @@ def main() -> None:
         start = time.perf_counter()
         session = CudaSession(
             config, weights, products, max_context=window, device=card,
-            prefill_fp8=kind == "fp8", fused_gdn=gdn != "split", gates_early=gdn == "early",
+            prefill_fp8=kind == "fp8", tuning=Tuning(fused_gdn=gdn != "split", gates_early=gdn == "early"),
         )  # fmt: skip
         session.warm_up(drafts[0] if drafts else 0)
         gib = torch.cuda.memory_allocated() / 2**30

@@ -18,7 +18,7 @@ from ..cuda.graphs import RUNS_A_CAPTURE
 from ..cuda.kernels.linear import Norm, Residual
 from ..cuda.kernels.packing import PackedLinear
 from ..cuda.kernels.products import CudaProducts, Products
-from ..cuda.session import CudaSession
+from ..cuda.session import CudaSession, Tuning
 from ..cuda.weights import CudaWeights
 from ..errors import DecoderError
 
@@ -109,7 +109,12 @@ class StepProfiler:
         card = torch.device("cuda", torch.cuda.current_device())
         noted = NotedProducts(CudaProducts(weights.linears(), card, overlap=False), weights.head.screen)
         self.session = CudaSession(
-            session.config, weights, noted, max_context=max_context, device=card, overlap=False, pdl=False
+            session.config,
+            weights,
+            noted,
+            max_context=max_context,
+            device=card,
+            tuning=Tuning(overlap=False, pdl=False),
         )
         self.num_drafts, self.steps = num_drafts, steps
         noted.calls.clear()

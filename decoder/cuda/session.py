@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -29,6 +30,28 @@ def warm_up_length(max_context: int) -> int:
     return next(length for length in WARM_UP_LENGTHS if length < max_context)
 
 
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a session runs what it computes. Production takes the defaults; benches and tests compare the other forms.
+
+    graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
+    pdl: let a kernel start while its predecessor ends (sm_90).
+    fused_gdn: a Gated DeltaNet layer in one kernel where it runs (sm_90, its head dimensions); else in three.
+    gates_early: see StepModel. prefill_dtype, piece_rows: see Prefill.
+    """
+
+    graphs: bool = True
+    overlap: bool = True
+    pdl: bool = True
+    fused_gdn: bool = True
+    gates_early: bool = True
+    prefill_dtype: torch.dtype = torch.bfloat16
+    piece_rows: int = PIECE_ROWS
+
+
+PRODUCTION = Tuning()
+
+
 class CudaSession:
     """A Session (generate.py) on a CUDA card. On a CPU it runs the same kernels in Triton's interpreter, for tests."""
 
@@ -40,40 +63,29 @@ class CudaSession:
         *,
         max_context: int,
         device: torch.device,
-        graphs: bool = True,
-        overlap: bool = True,
-        pdl: bool = True,
-        fused_gdn: bool = True,
-        gates_early: bool = True,
-        prefill_dtype: torch.dtype = torch.bfloat16,
         prefill_fp8: bool = False,
-        piece_rows: int = PIECE_ROWS,
+        tuning: Tuning = PRODUCTION,
     ) -> None:
-        """graphs: replay captured steps. overlap: start the next step before the host has streamed this one.
-
-        pdl: let a kernel start while its predecessor ends (sm_90).
-        fused_gdn: a Gated DeltaNet layer in one kernel where it runs (sm_90, its head dimensions); else in three.
-        gates_early: see StepModel.
-        """
+        """prefill_fp8: see prefill_fp8.py."""
         self.config = config
         self.max_context = max_context
         self.context_length = 0
         self._device = device
         self._state = SequenceState(config, max_context, device)
         self._scratch = Scratch(config, device)
-        pdl = pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        pdl = tuning.pdl and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        fits = gdn_step_fits(config.linear_key_head_dim, config.linear_value_head_dim, device)
         self._model = StepModel(
             config, weights, self._state, self._scratch, products, pdl=pdl,
-            fused_gdn=fused_gdn and gdn_step_fits(config.linear_key_head_dim, config.linear_value_head_dim, device),
-            gates_early=gates_early,
+            fused_gdn=tuning.fused_gdn and fits, gates_early=tuning.gates_early,
         )  # fmt: skip
-        self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=graphs)
+        self._graphs = StepGraphs(self._model.step, self._scratch.result, self._state, enabled=tuning.graphs)
         self._prefill = Prefill(
-            config, weights, self._state, dtype=prefill_dtype, piece_rows=piece_rows, fp8=prefill_fp8
+            config, weights, self._state, dtype=tuning.prefill_dtype, piece_rows=tuning.piece_rows, fp8=prefill_fp8
         )
         self._products = products
         self.weights = weights
-        self._overlap = overlap and device.type == "cuda"
+        self._overlap = tuning.overlap and device.type == "cuda"
         self._has_mtp = weights.mtp is not None
         self.max_drafts = most_drafts(config, device) if self._has_mtp else 0
         self._mtp_length = 0  # as the device will have it once the step in flight has ended

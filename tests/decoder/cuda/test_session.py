@@ -12,7 +12,7 @@ from kernarc.decoder.checkpoint.weights import Checkpoint
 from kernarc.decoder.cuda import prefill as cuda_prefill
 from kernarc.decoder.cuda.kernels.prefill_fp8 import fits
 from kernarc.decoder.cuda.kernels.products import CudaProducts, PlainProducts, Products
-from kernarc.decoder.cuda.session import CudaSession
+from kernarc.decoder.cuda.session import CudaSession, Tuning
 from kernarc.decoder.cuda.weights import load_cuda_weights
 
 from ...fakes.decoder_checkpoints import Layout, RandomCheckpoint, write_checkpoint
@@ -65,10 +65,12 @@ def session(
     vocabulary = None if drafted is None else DraftVocabulary(tuple(drafted), "test")
     weights = load_cuda_weights(Checkpoint(path, config), config, where, with_mtp=True, draft_vocabulary=vocabulary)
     products: Products = CudaProducts(weights.linears(), where) if device == "cuda" else PlainProducts()
+    tuning = Tuning(
+        graphs=graphs, overlap=overlap, fused_gdn=fused_gdn, prefill_dtype=torch.float32, piece_rows=piece_rows
+    )
     return CudaSession(
-        config, weights, products, max_context=max_context, device=where, graphs=graphs, piece_rows=piece_rows,
-        prefill_dtype=torch.float32, fused_gdn=fused_gdn, prefill_fp8=prefill_fp8, overlap=overlap,
-    )  # fmt: skip
+        config, weights, products, max_context=max_context, device=where, prefill_fp8=prefill_fp8, tuning=tuning
+    )
 
 
 def decode(running: CudaSession, drafts: list[int], prompt: list[int] = PROMPT) -> tuple[list[int], list[int]]:
