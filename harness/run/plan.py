@@ -5,10 +5,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..client.response_reader import StreamLimits
 from ..config.builds import Build
 from ..config.checkpoints import Checkpoint
-from ..config.models import LimitsConfig, MeasurementConfig
+from ..config.models import MeasurementConfig
 from ..config.yaml_files import to_yaml
 from ..errors import ConfigError, RecordError
 from .records import Record
@@ -99,17 +98,6 @@ def read_plan(directory: RunDirectory) -> RunPlan:
         return RunPlan.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
         raise RecordError(f"{path} is not a run's plan: {error}", "a run without its plan cannot be resumed") from error
-
-
-def stream_limits(limits: LimitsConfig) -> StreamLimits:
-    """The client's limits from the configuration's."""
-    return StreamLimits(
-        connect_s=limits.connect_s,
-        first_token_s=limits.first_token_s,
-        first_token_ms_per_prompt_token=limits.first_token_s_per_1k_tokens,
-        stall_s=limits.stall_s,
-        stream_s=limits.stream_s,
-    )
 
 
 def require_distinct_names(builds: Sequence[Build]) -> None:
