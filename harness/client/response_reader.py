@@ -10,8 +10,8 @@ from time import perf_counter_ns
 
 from ..config.models import LimitsConfig
 from .http import HttpFramingError, ResponseReader
-from .socket_reader import Arrival, Arrivals
-from .timestamps import StampedBy, settle, wall_offset_ns
+from .socket_reader import Arrivals
+from .timestamps import Arrival, StampedBy, settle, wall_offset_ns
 
 NS_PER_S = 1_000_000_000
 AFTER_DONE_S = 1.0  # how long the body may stay open after [DONE]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kernarc.harness.client.response_reader import Reading, read_answer
-from kernarc.harness.client.socket_reader import Arrival
+from kernarc.harness.client.timestamps import Arrival
 from kernarc.harness.client.token_counts import count_tokens
 from kernarc.harness.client.transcript import read_transcript
 from kernarc.harness.config.models import LimitsConfig
