@@ -82,7 +82,7 @@ def _measure(
     from ...gates.comparison import Measured
     from ...harness.config.builds import resolve_builds
     from ...harness.run.plan import RunPlan
-    from ...harness.run.progress_display import ProgressDisplay
+    from ...harness.run.progress import ProgressDisplay
     from ...harness.run.run import Run
     from ...harness.run.termination import sigterm_as_interrupt
     from ..calibration_text import calibration_json, print_calibration
