@@ -220,7 +220,7 @@ class CheckpointSize:
 
 
 def checkpoint_size(folder: Path) -> CheckpointSize:
-    """Adds up every tensor of every safetensors file, by its header. ConfigError where none is there or readable."""
+    """Adds up every tensor by the files' headers alone. ConfigError where there is no file, or one is not readable."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ConfigError(f"{folder} holds no safetensors file", "name a checkpoint directory")
