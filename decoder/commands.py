@@ -185,7 +185,7 @@ def draft_vocab(model_dir: Path, run_dirs: tuple[Path, ...], size: int, out: Pat
     Only builds that ran this very checkpoint count. Where fewer ids were seen, the lowest others fill it up.
     """
     from ..harness.config.checkpoints import Checkpoint
-    from ..harness.run.model_outputs import outputs_of_model
+    from ..harness.run.agreement import outputs_of_model
     from .checkpoint.config import ModelConfig
     from .checkpoint.draft_vocabulary import count_outputs
 

@@ -9,7 +9,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..harness.client.metrics import tpot_ms
-from ..harness.run.progress_display import ProgressDisplay
+from ..harness.run.progress import ProgressDisplay
 from ..harness.run.records import StreamRecord, StreamStatus
 from ..harness.run.run import Run
 from .bootstrap import preview_interval

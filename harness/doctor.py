@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from .caches import cache_folder
-from .config.checkpoints import Checkpoint
-from .config.tensor_sizes import checkpoint_size
+from .config.checkpoints import Checkpoint, checkpoint_size
 from .engines.vllm_install import INSTALL_HINT, find_installation
 from .environment import read_environment, sample
 from .gpu import Gpu

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ..config.models import LimitsConfig
 from ..run.records import TokenEvent
 from .completion import CompletionRequest
 from .metrics import NS_PER_MS, comes_in_a_burst
 from .repetition import find_repetition_loop
-from .response_reader import NS_PER_S, StreamLimits
+from .response_reader import NS_PER_S
 from .token_counts import CountedBy, TextTokenizer, TokenCounts, text_problem
 from .transcript import Transcript
 
@@ -22,7 +23,7 @@ def problems(
     request: CompletionRequest,
     transcript: Transcript,
     counts: TokenCounts,
-    limits: StreamLimits,
+    limits: LimitsConfig,
     tokenizer: TextTokenizer | None,
 ) -> Iterator[str]:
     """Every reason to void the stream, the most telling first."""
@@ -113,7 +114,7 @@ def _held_back(events: Sequence[TokenEvent]) -> Iterator[str]:
         )
 
 
-def _stalls(events: Sequence[TokenEvent], limits: StreamLimits) -> Iterator[str]:
+def _stalls(events: Sequence[TokenEvent], limits: LimitsConfig) -> Iterator[str]:
     limit_ns = limits.stall_s * NS_PER_S
     for earlier, later in pairwise(events):
         if later.t_ns - earlier.t_ns > limit_ns:

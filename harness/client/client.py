@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns, sleep, thread_time_ns
 from typing import Self
 
+from ..config.models import LimitsConfig
 from ..run.records import StreamStatus, Usage
 from ..run.storage import now_utc
 from .checks import events_are_steps, lateness_problem, problems
 from .completion import ChatMessage, CompletionRequest, StreamOutcome
 from .connection import Connection
 from .request_bytes import OPTIONAL_FIELDS, completion_payload, http_post
-from .response_reader import Reading, StreamLimits, read_answer
+from .response_reader import Reading, read_answer
 from .timestamps import StampedBy, run_queue_wait_ns
 from .token_counts import TextTokenizer, count_tokens
 from .transcript import error_message, read_transcript
 
-__all__ = ["ChatMessage", "CompletionRequest", "StreamLimits", "StreamOutcome", "StreamingClient"]
+__all__ = ["ChatMessage", "CompletionRequest", "StreamOutcome", "StreamingClient"]
 
 BUSY_STATUSES = (429, 503)
 
@@ -43,24 +44,31 @@ class StreamingClient:
     """Streams completions from one server over one kept connection. Not for use by several threads.
 
     stamped_by: PROCESS does without the kernel's stamps, as a client has to that cannot have them.
+    idle_reuse_s: how long a connection may rest and be used again.
+    busy_retries: how often a 429 or 503, which generated nothing, is asked again.
     """
 
     def __init__(
         self,
         base_url: str,
-        limits: StreamLimits | None = None,
+        limits: LimitsConfig | None = None,
         *,
         tokenizer: TextTokenizer | None = None,
         api_key: str | None = None,
         stamped_by: StampedBy = StampedBy.KERNEL,
+        idle_reuse_s: float = 2.0,
+        busy_retries: int = 3,
+        busy_wait_s: float = 1.0,
     ) -> None:
-        self.limits = limits or StreamLimits()
+        self._limits = limits or LimitsConfig()
+        self._busy_retries = busy_retries
+        self._busy_wait_s = busy_wait_s
         self._tokenizer = tokenizer
         self._api_key = api_key
         self._connection = Connection(
             base_url,
-            connect_s=self.limits.connect_s,
-            idle_reuse_s=self.limits.idle_reuse_s,
+            connect_s=self._limits.connect_s,
+            idle_reuse_s=idle_reuse_s,
             asks_for_stamps=stamped_by is StampedBy.KERNEL,
         )
         self._given_up: set[str] = set()  # optional fields that this server refused
@@ -85,9 +93,9 @@ class StreamingClient:
             status = sent.reading.response.status
             if status is not None and status != 200 and sent.reading.problem is None:
                 message = f"HTTP {status}: {error_message(sent.reading.body)}"
-                if status in BUSY_STATUSES and len(refusals) < self.limits.busy_retries:
+                if status in BUSY_STATUSES and len(refusals) < self._busy_retries:
                     refusals.append(message)
-                    sleep(self.limits.busy_wait_s)
+                    sleep(self._busy_wait_s)
                     continue
                 if status in (400, 422) and self._give_up_a_field(message):
                     continue
@@ -139,7 +147,7 @@ class StreamingClient:
                 return sent
             waited_before_ns = run_queue_wait_ns()
             start_ns = thread_time_ns()
-            sent.reading = read_answer(connection.arrivals(), sent.sent_ns, prompt_tokens, self.limits)
+            sent.reading = read_answer(connection.arrivals(), sent.sent_ns, prompt_tokens, self._limits)
             sent.process_ns = thread_time_ns() - start_ns
             sent.waited_ns = run_queue_wait_ns() - waited_before_ns
         if sent.reading.sent_stamp_ns is not None:
@@ -159,7 +167,7 @@ class StreamingClient:
         if reading.response.headers.get("content-encoding", "identity") != "identity":
             transcript.problem = "the server compressed the stream, which delays tokens by an unknown time"
         counts = count_tokens(transcript, self._tokenizer)
-        reasons = problems(request, transcript, counts, self.limits, self._tokenizer)
+        reasons = problems(request, transcript, counts, self._limits, self._tokenizer)
         # A break or a limit explains more than what it left unfinished; the server's own words explain most.
         reason = transcript.problem or reading.problem or next(reasons, None)
         if reason is None and reading.stamped_by is StampedBy.PROCESS:

@@ -8,8 +8,8 @@ from time import perf_counter_ns
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
-from .kernel_timestamps import ask_for_stamps, keep_stamping, send_stamped
 from .socket_reader import Arrivals, KernelStamped, ProcessStamped
+from .timestamps import ask_for_stamps, keep_stamping, send_stamped
 
 NS_PER_S = 1_000_000_000
 TCP_QUICKACK: int | None = getattr(socket_module, "TCP_QUICKACK", None)  # Linux only

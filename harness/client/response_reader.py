@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
+from ..config.models import LimitsConfig
 from .http import HttpFramingError, ResponseReader
-from .socket_reader import Arrival, Arrivals
-from .timestamps import StampedBy, settle, wall_offset_ns
+from .socket_reader import Arrivals
+from .timestamps import Arrival, StampedBy, settle, wall_offset_ns
 
 NS_PER_S = 1_000_000_000
 AFTER_DONE_S = 1.0  # how long the body may stay open after [DONE]
@@ -19,27 +20,6 @@ _DONE = re.compile(rb"(?:^|[\r\n]) *data: ?\[DONE\]\s*$")
 # Only to know which limit runs; the parser decides later what is a token.
 _TOKEN = re.compile(rb'"token_ids": ?\[ ?\d|"(?:text|content|reasoning|reasoning_content|arguments)": ?"[^"]')
 _OVERLAP = 40
-
-
-@dataclass(frozen=True)
-class StreamLimits:
-    """When a stream is given up and void; the same for every build of a run.
-
-    The first token may take first_token_s plus first_token_ms_per_prompt_token for each token of the prompt.
-    """
-
-    connect_s: float = 10.0
-    first_token_s: float = 60.0
-    first_token_ms_per_prompt_token: float = 10.0
-    stall_s: float = 60.0
-    stream_s: float = 1800.0
-    idle_reuse_s: float = 2.0  # an idle connection older than this is opened anew
-    busy_retries: int = 3  # a 429 or 503 generated nothing: asked again so often
-    busy_wait_s: float = 1.0
-
-    def first_token_limit_s(self, prompt_tokens: int) -> float:
-        """The limit for the first token of a prompt of this length, in seconds."""
-        return self.first_token_s + self.first_token_ms_per_prompt_token * prompt_tokens / 1000
 
 
 @dataclass(slots=True)
@@ -97,7 +77,7 @@ class Reading:
         return None
 
 
-def read_answer(source: Arrivals, sent_ns: int, prompt_tokens: int, limits: StreamLimits) -> Reading:
+def read_answer(source: Arrivals, sent_ns: int, prompt_tokens: int, limits: LimitsConfig) -> Reading:
     """Reads one answer to its end or to a limit. Network trouble becomes `problem`, never an exception."""
     reading = Reading(ended_ns=sent_ns)
     offset_before_ns = wall_offset_ns()

@@ -15,12 +15,11 @@ from socket import socket as Socket
 from time import perf_counter_ns
 from typing import Protocol
 
-from .kernel_timestamps import STAMP_BYTES, Ancillary, sent_stamp_ns, set_kernel_timeout
+from .timestamps import STAMP_BYTES, Arrival, sent_stamp_ns, set_kernel_timeout
 
 RECV_BYTES = 65_536
 GUARDED_READS = 20
 TCP_QUICKACK = 12  # linux/tcp.h; `socket` names it on Linux only, where alone KernelStamped is used
-Arrival = tuple[int, Ancillary, bytes]  # perf_counter_ns right after the read, what the kernel says of it, the bytes
 
 _EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 _NOTHING_MORE = (b"", b"\r\n")  # the end of an HTTP chunk may follow that of an event

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ WHOLE_FILE_BYTES = 64 * 2**20
 SAMPLES = 16
 SAMPLE_BYTES = 2**20
 TELL_EVERY_S = 10.0
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors file
 _MAKING = ".making-"
 RECIPE = "structured.json"  # beside structured weights, as decoder/checkpoint/synthetic.py writes it
 FORMAT = 2  # of a structured checkpoint; raised when `model synth` writes other files, so that an old one is made anew
@@ -206,3 +209,37 @@ def _pieces(path: Path, size: int) -> Iterator[bytes]:
         for number in range(SAMPLES):
             file.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
             yield file.read(SAMPLE_BYTES)
+
+
+@dataclass(frozen=True)
+class CheckpointSize:
+    """Bytes as stored, and the number of weights."""
+
+    stored_bytes: int
+    weights: int
+
+
+def checkpoint_size(folder: Path) -> CheckpointSize:
+    """Adds up every tensor by the files' headers alone. ConfigError where there is no file, or one is not readable."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ConfigError(f"{folder} holds no safetensors file", "name a checkpoint directory")
+    stored = weights = 0
+    for path in paths:
+        for tensor in _tensors(path):
+            start, end = tensor["data_offsets"]
+            stored += end - start
+            weights += math.prod(tensor["shape"])
+    return CheckpointSize(stored, weights)
+
+
+def _tensors(path: Path) -> list[dict[str, list[int]]]:
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+        return [tensor for name, tensor in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, struct.error, AttributeError) as error:
+        raise ConfigError(f"{path} is not a safetensors file: {error}", "copy the checkpoint again") from error

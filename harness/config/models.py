@@ -84,7 +84,10 @@ class BuildConfig(ConfigModel):
 
 
 class LimitsConfig(ConfigModel):
-    """How long to wait, the same for every build. A stream beyond a limit is void, never dropped."""
+    """How long to wait, the same for every build. A stream beyond a limit is void, never dropped.
+
+    The first token may take first_token_s plus first_token_s_per_1k_tokens for each thousand tokens of the prompt.
+    """
 
     start_s: Seconds = 900
     connect_s: Seconds = 10
@@ -92,6 +95,10 @@ class LimitsConfig(ConfigModel):
     first_token_s_per_1k_tokens: Annotated[float, Field(ge=0, le=3600)] = 10
     stall_s: Seconds = 60
     stream_s: Seconds = 3600
+
+    def first_token_limit_s(self, prompt_tokens: int) -> float:
+        """The limit for the first token of a prompt of this length, in seconds."""
+        return self.first_token_s + self.first_token_s_per_1k_tokens * prompt_tokens / 1000
 
 
 class VoidRulesConfig(ConfigModel):

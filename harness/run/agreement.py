@@ -1,9 +1,12 @@
-"""Whether two builds said the same: greedy ids of the same requests, and where they first part."""
+"""What was said: whether two builds gave the same greedy ids, where they first part, and all ids of one checkpoint."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..errors import RecordError
 from .records import StreamRecord, StreamStatus
+from .storage import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,24 @@ def id_agreement(streams: Iterable[StreamRecord], baseline: str, candidate: str)
     if differing:
         first = (differing[0], _first_difference(answers[baseline][differing[0]], answers[candidate][differing[0]]))
     return Agreement(baseline, candidate, len(common), len(common) - len(differing), first)
+
+
+def outputs_of_model(run_dirs: Sequence[Path], model_sha256: str) -> Iterator[tuple[int, ...]]:
+    """The output ids of every good stream of the checkpoint with this hash, whichever builds ran it.
+
+    Raises RecordError for a folder that is no run, or one in which no build ran that checkpoint.
+    """
+    for path in run_dirs:
+        directory = RunDirectory(path)
+        builds = {build.name for build in directory.manifest().builds if build.model_sha256 == model_sha256}
+        if not builds:
+            raise RecordError(
+                f"{path}: no build of this run ran this checkpoint (sha256 {model_sha256[:12]})",
+                "name runs of this very model, its folder unchanged since; keep other files out of that folder",
+            )
+        for stream in directory.streams():
+            if stream.build in builds and stream.status is StreamStatus.OK:
+                yield stream.token_ids
 
 
 def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:

@@ -19,7 +19,7 @@ from ..environment import sample, void_reason
 from ..errors import EngineError
 from ..gpu import Gpu
 from .neighbours import Neighbours
-from .plan import RunPlan, stream_limits
+from .plan import RunPlan
 from .progress import RunObserver
 from .records import EnvironmentSample, LaunchRecord, StreamRecord, StreamStatus
 from .requests import prompt_sha256, request_sha256
@@ -111,7 +111,7 @@ class Launch:
         self._observer.engine_ready(name, launch, engine.ready_s)
         tokenizer_json = checkpoint.tokenizer_json if checkpoint else build.config.tokenizer_json
         tokenizer = load_text_tokenizer(tokenizer_json) if tokenizer_json else None
-        client = StreamingClient(engine.base_url, stream_limits(limits), tokenizer=tokenizer, api_key=api_key(build))
+        client = StreamingClient(engine.base_url, limits, tokenizer=tokenizer, api_key=api_key(build))
         stack.callback(client.close)
         return _Arm(build, engine, client, tokenizer, counters=engine.counters())
 

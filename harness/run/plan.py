@@ -1,15 +1,16 @@
 """All that a run will do, fixed before its first stream and kept beside its records, so that it can be resumed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..client.response_reader import StreamLimits
-from ..config.builds import Build
+from ..config.builds import Build, resolve_builds
 from ..config.checkpoints import Checkpoint
-from ..config.models import LimitsConfig, MeasurementConfig
+from ..config.models import BenchConfig, MeasurementConfig
 from ..config.yaml_files import to_yaml
+from ..engines.vllm_install import INSTALL_HINT, find_installation
 from ..errors import ConfigError, RecordError
 from .records import Record
 from .requests import LibraryText, PromptSource, RandomIds, RequestSet, RequestShape
@@ -101,19 +102,37 @@ def read_plan(directory: RunDirectory) -> RunPlan:
         raise RecordError(f"{path} is not a run's plan: {error}", "a run without its plan cannot be resumed") from error
 
 
-def stream_limits(limits: LimitsConfig) -> StreamLimits:
-    """The client's limits from the configuration's."""
-    return StreamLimits(
-        connect_s=limits.connect_s,
-        first_token_s=limits.first_token_s,
-        first_token_ms_per_prompt_token=limits.first_token_s_per_1k_tokens,
-        stall_s=limits.stall_s,
-        stream_s=limits.stream_s,
-    )
-
-
 def require_distinct_names(builds: Sequence[Build]) -> None:
     """Streams are told apart by their build's name."""
     names = [build.name for build in builds]
     if len(set(names)) != len(names):
         raise ConfigError(f"two builds are called the same: {', '.join(names)}", "give one of them another name")
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """The plan, and one line to tell where it is not quite what the configuration asks for."""
+
+    plan: RunPlan
+    remark: str | None = None
+
+
+def bench_plan(name: str, config: BenchConfig, builds_given: tuple[str, ...] | None = None) -> BenchPlan:
+    """The plan of a bench; builds_given: named on the command line, so never replaced.
+
+    Where vLLM is wanted but not installed the configuration's builds_without_vllm stand in; ConfigError without any.
+    """
+    builds = resolve_builds(builds_given or config.builds, config.model)
+    missing = [build.name for build in builds if _needs_missing_vllm(build)]
+    remark = None
+    if missing:
+        if builds_given is not None or not config.builds_without_vllm:
+            raise ConfigError(f"{', '.join(missing)}: vLLM is not installed", INSTALL_HINT)
+        builds = resolve_builds(config.builds_without_vllm, config.model)
+        remark = f"vLLM is not installed, so {' and '.join(b.name for b in builds)} are compared; {INSTALL_HINT}"
+    effective = config.model_copy(update={"builds": builds_given or config.builds})
+    return BenchPlan(RunPlan.of("bench", name, effective, builds, config.launches), remark)
+
+
+def _needs_missing_vllm(build: Build) -> bool:
+    return build.engine == "vllm" and build.config.python is None and find_installation() is None

@@ -9,10 +9,10 @@ from pathlib import Path
 from ..config.checkpoints import Checkpoint, ensure_checkpoint
 from ..config.git_builds import hold_again
 from ..engines.endpoint import connect
+from ..engines.registry import build_record
 from ..environment import read_environment
 from ..errors import ConfigError, KernarcError, RecordError
 from ..gpu import Gpu
-from .build_records import build_record
 from .completeness import how_to_continue
 from .launch import Launch
 from .plan import RunPlan, read_plan, require_distinct_names, write_plan

@@ -11,7 +11,7 @@ from .conformance.render import token_id, token_text
 from .conformance.shape import Break
 from .conformance.truth import Truth, percentile
 from .play import Played
-from .rows import CaseRow, Figures, TimingRow
+from .table import CaseRow, Figures, TimingRow
 
 MAX_TPOT_ERROR = 0.001
 MAX_STAMP_ERROR_MS = 0.3  # of one stamp; what a time per token may be off by beyond MAX_TPOT_ERROR in a short stream

@@ -10,9 +10,9 @@ from ..client.chat_prompt import fit_chat_prompt
 from ..client.client import StreamingClient
 from ..client.completion import ChatMessage, CompletionRequest, StreamOutcome
 from ..client.request_bytes import completion_payload, http_post
-from ..client.response_reader import StreamLimits
 from ..client.socket_reader import RECV_BYTES
 from ..client.timestamps import StampedBy
+from ..config.models import LimitsConfig
 from ..errors import VoidMeasurementError
 from .conformance.case import Case
 from .conformance.cases import DEEP_PROMPT_TOKENS, TIMING
@@ -32,16 +32,15 @@ class Played:
 
 def play(server: ConformanceServer, case: Case, attempt: int, stamped_by: StampedBy = StampedBy.KERNEL) -> Played:
     """Sends the case's requests over one client."""
-    limits = StreamLimits(
+    limits = LimitsConfig(
         first_token_s=case.first_token_limit_s,
-        first_token_ms_per_prompt_token=0.0,
+        first_token_s_per_1k_tokens=0.0,
         stall_s=case.stall_limit_s,
         stream_s=case.stream_limit_s,
-        busy_wait_s=0.1,
     )
     server.new_truths()  # what others played on it before
     outcomes: list[StreamOutcome] = []
-    with StreamingClient(server.url(case.name), limits, stamped_by=stamped_by) as client:
+    with StreamingClient(server.url(case.name), limits, stamped_by=stamped_by, busy_wait_s=0.1) as client:
         request = _request(client, case, attempt)
         for number in range(case.requests):
             if number:

@@ -11,7 +11,7 @@ from .conformance.case import Case
 from .conformance.cases import CASES, DEEP_PROMPT_TOKENS, TIMING
 from .conformance.process import ConformanceServer
 from .play import play
-from .rows import CaseRow, SelftestReport, TimingRow
+from .table import CaseRow, SelftestReport, TimingRow
 
 MAX_ATTEMPTS = 3  # a case that misses by time alone is played again: other processes make single stamps late
 CASE_OVERHEAD_S = 0.1

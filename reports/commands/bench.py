@@ -69,7 +69,7 @@ def bench(
     """
     from ...harness.run.completeness import how_to_continue
     from ...harness.run.interrupts import sigterm_as_interrupt
-    from ...harness.run.progress_display import ProgressDisplay
+    from ...harness.run.progress import ProgressDisplay
     from ...harness.run.run import Run
 
     with ProgressDisplay() as display, sigterm_as_interrupt():
@@ -97,7 +97,7 @@ def bench(
 def _prepare(config_name: str, builds: tuple[str, ...] | None, model_path: str | None, changes: dict[str, Any]) -> Any:
     from ...harness.config.models import BenchConfig
     from ...harness.config.yaml_files import load, override
-    from ...harness.run.bench import bench_plan
+    from ...harness.run.plan import bench_plan
 
     flags = {"requests_per_depth": changes.pop("requests"), **changes}
     if model_path is not None:

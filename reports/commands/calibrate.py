@@ -83,7 +83,7 @@ def _measure(
     from ...harness.config.builds import resolve_builds
     from ...harness.run.interrupts import sigterm_as_interrupt
     from ...harness.run.plan import RunPlan
-    from ...harness.run.progress_display import ProgressDisplay
+    from ...harness.run.progress import ProgressDisplay
     from ...harness.run.run import Run
     from ..calibration_text import calibration_json, print_calibration
 

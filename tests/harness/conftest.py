@@ -1,4 +1,4 @@
-"""Records with known contents, and small disks."""
+"""Records with known contents, small disks, and a server of known token times."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,9 +17,16 @@ from kernarc.harness.run.records import (
     TokenEvent,
     Usage,
 )
-from kernarc.harness.selftest.conformance.fixture import conformance_server as conformance_server
+from kernarc.harness.selftest.conformance.process import ConformanceServer
 
 from ..fakes.records import made_up_environment
+
+
+@pytest.fixture(scope="session")
+def conformance_server() -> Iterator[ConformanceServer]:
+    """One server that plays every case at server.url(CASE); server.new_truths() says what was played."""
+    with ConformanceServer() as server:
+        yield server
 
 
 @pytest.fixture

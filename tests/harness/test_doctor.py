@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from kernarc.harness import doctor
-from kernarc.harness.config.tensor_sizes import checkpoint_size
+from kernarc.harness.config.checkpoints import checkpoint_size
 from kernarc.harness.doctor import Finding, State, examine
 from kernarc.harness.errors import ConfigError
 

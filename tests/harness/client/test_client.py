@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 from kernarc.harness.client.chat_prompt import fit_chat_prompt
-from kernarc.harness.client.client import CompletionRequest, StreamingClient, StreamLimits, StreamOutcome
+from kernarc.harness.client.client import CompletionRequest, StreamingClient, StreamOutcome
 from kernarc.harness.client.connection import Connection
+from kernarc.harness.config.models import LimitsConfig
 from kernarc.harness.errors import ConfigError, VoidMeasurementError
 from kernarc.harness.run.records import StreamStatus
 from kernarc.harness.selftest.conformance.process import ConformanceServer
@@ -53,8 +54,8 @@ def answers(data: bytes) -> Play:
     return lambda connection: connection.sendall(data)
 
 
-def complete(url: str, **limits: float) -> StreamOutcome:
-    with StreamingClient(url, StreamLimits(**limits)) as client:  # type: ignore[arg-type]
+def complete(url: str, **options: float) -> StreamOutcome:
+    with StreamingClient(url, **options) as client:  # type: ignore[arg-type]
         return client.complete(REQUEST)
 
 
@@ -175,7 +176,7 @@ def test_a_kept_connection_costs_nothing(conformance_server: ConformanceServer) 
 
 
 def test_an_old_idle_connection_is_not_trusted(conformance_server: ConformanceServer) -> None:
-    with StreamingClient(conformance_server.url("cached-none"), StreamLimits(idle_reuse_s=0.05)) as client:
+    with StreamingClient(conformance_server.url("cached-none"), idle_reuse_s=0.05) as client:
         request = CompletionRequest(prompt_ids=tuple(range(8)), max_tokens=4)
         client.complete(request)
         time.sleep(0.1)
@@ -206,14 +207,14 @@ def test_a_busy_server_is_asked_again_so_often_and_no_more(conformance_server: C
 
 
 def test_what_came_before_a_stall_is_kept(conformance_server: ConformanceServer) -> None:
-    with StreamingClient(conformance_server.url("stall"), StreamLimits(stall_s=0.2)) as client:
+    with StreamingClient(conformance_server.url("stall"), LimitsConfig(stall_s=0.2)) as client:
         outcome = client.complete(CompletionRequest(prompt_ids=tuple(range(8)), max_tokens=64))
     assert outcome.status is StreamStatus.VOID
     assert len(outcome.events) == 1
 
 
 def test_the_first_token_may_take_longer_at_depth(conformance_server: ConformanceServer) -> None:
-    limits = StreamLimits(first_token_s=0.05, first_token_ms_per_prompt_token=10.0)
+    limits = LimitsConfig(first_token_s=0.05, first_token_s_per_1k_tokens=10.0)
     assert limits.first_token_limit_s(100) == pytest.approx(1.05)
     with StreamingClient(conformance_server.url("same-prompt-twice"), limits) as client:  # 0.2 s to the first token
         short = client.complete(CompletionRequest(prompt_ids=tuple(range(5)), max_tokens=4))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kernarc.harness.client.checks import events_are_steps, problems
 from kernarc.harness.client.completion import CompletionRequest
 from kernarc.harness.client.repetition import find_repetition_loop
-from kernarc.harness.client.response_reader import StreamLimits
 from kernarc.harness.client.token_counts import CountedBy, count_tokens, text_problem
 from kernarc.harness.client.transcript import Transcript, error_message, read_transcript
+from kernarc.harness.config.models import LimitsConfig
 from kernarc.harness.run.records import TokenEvent
 
 MS = 1_000_000
@@ -52,7 +52,7 @@ def usage(completion_tokens: int, prompt_tokens: int = 3, cached: int | None = N
 def reasons(transcript: Transcript, **request: object) -> list[str]:
     asked = {"prompt_ids": (1, 2, 3), "max_tokens": 2, **request}
     counts = count_tokens(transcript)
-    return list(problems(CompletionRequest(**asked), transcript, counts, StreamLimits(), None))  # type: ignore[arg-type]
+    return list(problems(CompletionRequest(**asked), transcript, counts, LimitsConfig(), None))  # type: ignore[arg-type]
 
 
 def test_the_shape_of_vllm() -> None:
@@ -189,7 +189,7 @@ def test_only_a_gap_between_tokens_above_the_limit_is_a_stall(gaps_ms: list[int]
     pieces.append((times[-1], f"data: {json.dumps({'choices': [], 'usage': usage(len(times))})}\n\n".encode()))
     transcript = read_transcript(pieces)
     request = CompletionRequest(prompt_ids=(1, 2, 3), max_tokens=len(times))
-    found = list(problems(request, transcript, count_tokens(transcript), StreamLimits(stall_s=2.0), None))
+    found = list(problems(request, transcript, count_tokens(transcript), LimitsConfig(stall_s=2.0), None))
     assert bool(found) is (max(gaps_ms) > 2000)
 
 

@@ -5,10 +5,11 @@ from time import perf_counter_ns
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernarc.harness.client.response_reader import Reading, StreamLimits, read_answer
-from kernarc.harness.client.socket_reader import Arrival
+from kernarc.harness.client.response_reader import Reading, read_answer
+from kernarc.harness.client.timestamps import Arrival
 from kernarc.harness.client.token_counts import count_tokens
 from kernarc.harness.client.transcript import read_transcript
+from kernarc.harness.config.models import LimitsConfig
 from kernarc.harness.selftest.conformance.render import Asked, render, token_id, token_text
 from kernarc.harness.selftest.conformance.shape import Cut, Framing, Shape, UsageAt, Words
 
@@ -39,7 +40,7 @@ class Pieces:
 
 def read(pieces: list[bytes], *, ends: bool = True, **limits: float) -> Reading:
     source = Pieces([piece for piece in pieces if piece], ends=ends)
-    return read_answer(source, perf_counter_ns(), 3, StreamLimits(**limits))  # type: ignore[arg-type]
+    return read_answer(source, perf_counter_ns(), 3, LimitsConfig(**limits))
 
 
 def split_at(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -107,7 +108,7 @@ def chunk(data: bytes) -> bytes:
 
 def test_limits_run_in_turn_first_token_then_stall() -> None:
     source = Pieces([HEAD, chunk(b": ping\n\n"), chunk(TOKEN)], ends=False)
-    limits = StreamLimits(first_token_s=100.0, first_token_ms_per_prompt_token=0.0, stall_s=7.0)
+    limits = LimitsConfig(first_token_s=100.0, first_token_s_per_1k_tokens=0.0, stall_s=7.0)
     reading = read_answer(source, perf_counter_ns(), 3, limits)
     assert all(99 < seconds <= 100 for seconds in source.timeouts[:3])
     assert source.timeouts[3:] == [7.0]
@@ -123,7 +124,7 @@ def test_comment_lines_do_not_hold_a_stalled_stream() -> None:
 
 def test_a_role_only_event_is_no_first_token() -> None:
     role = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
-    reading = read([HEAD, chunk(role)], ends=False, first_token_s=60.0, first_token_ms_per_prompt_token=0.0)
+    reading = read([HEAD, chunk(role)], ends=False, first_token_s=60.0, first_token_s_per_1k_tokens=0.0)
     assert reading.problem == "no token within the limit of 60 s"
 
 
@@ -135,5 +136,5 @@ def test_the_whole_stream_has_a_limit() -> None:
 @pytest.mark.parametrize("key", ["text", "content", "reasoning", "reasoning_content", "arguments"])
 def test_what_looks_like_a_first_token(key: str) -> None:
     source = Pieces([HEAD, chunk(b'data: {"%s": "x"}\n\n' % key.encode())], ends=False)
-    read_answer(source, perf_counter_ns(), 3, StreamLimits(stall_s=7.0))
+    read_answer(source, perf_counter_ns(), 3, LimitsConfig(stall_s=7.0))
     assert source.timeouts[-1] == 7.0

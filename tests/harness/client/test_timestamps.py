@@ -17,9 +17,19 @@ from hypothesis import strategies as st
 from kernarc.harness.client.checks import lateness_problem
 from kernarc.harness.client.client import StreamingClient
 from kernarc.harness.client.completion import StreamOutcome
-from kernarc.harness.client.kernel_timestamps import STAMP_BYTES, ask_for_stamps, send_stamped, sent_stamp_ns, stamp_ns
-from kernarc.harness.client.socket_reader import Arrival, KernelStamped, ProcessStamped
-from kernarc.harness.client.timestamps import MAX_DOUBT_NS, StampedBy, settle, wall_offset_ns
+from kernarc.harness.client.socket_reader import KernelStamped, ProcessStamped
+from kernarc.harness.client.timestamps import (
+    MAX_DOUBT_NS,
+    STAMP_BYTES,
+    Arrival,
+    StampedBy,
+    ask_for_stamps,
+    send_stamped,
+    sent_stamp_ns,
+    settle,
+    stamp_ns,
+    wall_offset_ns,
+)
 from kernarc.harness.run.records import StreamStatus, TokenEvent
 from kernarc.harness.selftest.checks import case_row
 from kernarc.harness.selftest.conformance.cases import CASES

@@ -11,7 +11,7 @@ import pytest
 from kernarc.harness.config.builds import Build
 from kernarc.harness.config.checkpoints import ensure_checkpoint
 from kernarc.harness.config.source_code import SourceCode, imported_code, sources_sha256
-from kernarc.harness.run.build_records import build_record
+from kernarc.harness.engines.registry import build_record
 from kernarc.harness.run.records import BuildRecord
 
 MakeBuild = Callable[..., Build]

@@ -9,8 +9,7 @@ import pytest
 from kernarc.harness.config.builds import Build
 from kernarc.harness.config.models import MeasurementConfig
 from kernarc.harness.run.plan import RunPlan
-from kernarc.harness.run.progress import TimeLeft
-from kernarc.harness.run.progress_display import ProgressDisplay
+from kernarc.harness.run.progress import ProgressDisplay, TimeLeft
 from kernarc.harness.run.records import StreamRecord
 from kernarc.harness.run.run import Run
 from kernarc.harness.run.schedule import Slot

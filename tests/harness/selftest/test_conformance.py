@@ -20,7 +20,7 @@ from kernarc.harness.selftest.conformance.render import Asked, render
 from kernarc.harness.selftest.conformance.shape import Cut, Framing, Shape, UsageAt, Words
 from kernarc.harness.selftest.conformance.tcp_writes import Write, cut_into_writes
 from kernarc.harness.selftest.play import play
-from kernarc.harness.selftest.rows import CaseRow
+from kernarc.harness.selftest.table import CaseRow
 
 TOO_LONG_FOR_A_TEST = {"slow-first-token", *(f"chunks-{n}" for n in range(3, 16) if n != 8)}
 PLAYED = [name for name, case in CASES.items() if case not in TIMING and name not in TOO_LONG_FOR_A_TEST]

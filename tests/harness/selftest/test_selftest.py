@@ -15,9 +15,8 @@ from kernarc.harness.selftest.conformance.cases import CASES
 from kernarc.harness.selftest.conformance.render import token_id, token_text
 from kernarc.harness.selftest.conformance.truth import Truth, TruthEvent
 from kernarc.harness.selftest.play import Played
-from kernarc.harness.selftest.rows import SelftestReport
 from kernarc.harness.selftest.selftest import run_selftest
-from kernarc.harness.selftest.table import lines
+from kernarc.harness.selftest.table import SelftestReport, lines
 from kernarc.reports.commands.machine import selftest
 
 NO_PROMPT_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
