@@ -1,29 +1,63 @@
 """What the benches and checks of this folder share on the command line: lists of numbers and names, a card, errors."""
 
-import argparse
-import sys
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import click
 import torch
 
 from ..cuda.limits import MAX_DRAFTS, check_card
 from ..errors import DecoderError
 
 
-def counts(text: str) -> list[int]:
-    """An argparse type: `128,8192` → [128, 8192], one at least, each above 0."""
-    found = _whole_numbers(text)
-    if found is None or not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers above 0, as 128,8192 is")
-    return found
+class Counts(click.ParamType[list[int]]):
+    """`128,8192` → [128, 8192], one at least, each above 0."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Reads the list."""
+        if isinstance(value, list):
+            return value
+        found = _whole_numbers(value)
+        if found is None or not found or min(found) < 1:
+            self.fail(f"{value!r} is no list of whole numbers above 0, as 128,8192 is", param, ctx)
+        return found
 
 
-def draft_counts(text: str) -> list[int]:
-    """An argparse type: `0,3` → [0, 3]; empty for none."""
-    found = _whole_numbers(text)
-    if found is None or max(found, default=0) > MAX_DRAFTS or min(found, default=0) < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of draft counts from 0 to {MAX_DRAFTS}, as 0,3 is")
-    return found
+class DraftCounts(click.ParamType[list[int]]):
+    """`0,3` → [0, 3]; empty for none."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Reads the list."""
+        if isinstance(value, list):
+            return value
+        found = _whole_numbers(value)
+        if found is None or max(found, default=0) > MAX_DRAFTS or min(found, default=0) < 0:
+            self.fail(f"{value!r} is no list of draft counts from 0 to {MAX_DRAFTS}, as 0,3 is", param, ctx)
+        return found
+
+
+class NamesOf(click.ParamType[list[str]]):
+    """`a,b` → ["a", "b"], each one of `known`."""
+
+    name = "names"
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """Reads the list."""
+        if isinstance(value, list):
+            return value
+        found = [item.strip() for item in value.split(",")]
+        for name in found:
+            if name not in self.known:
+                self.fail(f"{name!r} is none of {', '.join(self.known)}", param, ctx)
+        return found
 
 
 def _whole_numbers(text: str) -> list[int] | None:
@@ -33,17 +67,12 @@ def _whole_numbers(text: str) -> list[int] | None:
         return None
 
 
-def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """An argparse type: `a,b` → ["a", "b"], each one of `known`."""
+COUNTS, DRAFT_COUNTS = Counts(), DraftCounts()
 
-    def names(text: str) -> list[str]:
-        found = [item.strip() for item in text.split(",")]
-        for name in found:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return found
 
-    return names
+def rows_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds --rows, the row counts to time."""
+    return click.option("--rows", "row_counts", type=COUNTS, default=default)
 
 
 def require_card() -> torch.device:
@@ -56,12 +85,16 @@ def require_card() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def exit_with(main: Callable[[], int | None]) -> None:
-    """Exit with what `main` returns; what is expected to fail says so in a line, and exits with 2."""
-    try:
-        with torch.inference_mode():
-            code = main()
-    except DecoderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+def on_card(function: Callable[..., None]) -> Callable[..., None]:
+    """Without gradients; what is expected to fail says so in a line, and exits with 2."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            with torch.inference_mode():
+                function(*args, **kwargs)
+        except DecoderError as error:
+            click.echo(f"error: {error}", err=True)
+            raise SystemExit(2) from None
+
+    return run

@@ -5,7 +5,6 @@
 (`model synth`). Prints one line a measurement; exit code 1 where an id was wrong.
 """
 
-import argparse
 import random
 import sys
 import time
@@ -13,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
+import click
 import torch
 
 from ..checkpoint.config import ModelConfig
@@ -20,56 +20,69 @@ from ..checkpoint.draft_vocabulary import DraftVocabulary
 from ..checkpoint.synthetic import TokenCycle
 from ..checkpoint.weights import Checkpoint
 from ..cuda.session import CudaSession
-from .command_line import counts, exit_with, require_card
+from .command_line import COUNTS, on_card, require_card
 from .model import profile_prefill
 from .step_profile import StepProfiler, write_profile
 
 
-def main(arguments: list[str]) -> int:
-    """Run the check; the exit code."""
-    options = _options(arguments)
-    config = ModelConfig.from_directory(options.model)
-    depths = options.depths
+@click.command(help=__doc__)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--depths", type=COUNTS, default="128,8192,32768,65536")
+@click.option("--steps", default=64)
+@click.option("--drafts", default=3)
+@click.option("--draft-vocab", type=click.Path(path_type=Path), help="draft only the tokens of this file")
+@click.option("--prefill-fp8", is_flag=True)
+@click.option("--profile", is_flag=True, help="print the time of a step and of a prefill by kernel")
+@click.option(
+    "--step-profile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="write the parts of a step at every depth",
+)
+@click.option("--build", default="kernarc", help="the build's name in FILE")
+@on_card
+def main(
+    model: Path,
+    depths: list[int],
+    steps: int,
+    drafts: int,
+    draft_vocab: Path | None,
+    prefill_fp8: bool,
+    profile: bool,
+    step_profile: Path | None,
+    build: str,
+) -> None:
+    """Run the check; exit code 1 where an id was wrong."""
+    config = ModelConfig.from_directory(model)
     require_card()
-    window = max(depths) + (options.steps + 24) * (options.drafts + 1)
+    window = max(depths) + (steps + 24) * (drafts + 1)
     print(_card(), flush=True)
     start = time.perf_counter()
-    vocabulary = DraftVocabulary.read(options.draft_vocab, config.vocab_size) if options.draft_vocab else None
+    vocabulary = DraftVocabulary.read(draft_vocab, config.vocab_size) if draft_vocab else None
     session = CudaSession.load(
-        Checkpoint(options.model, config),
+        Checkpoint(model, config),
         config,
         max_context=window,
-        num_speculative_tokens=options.drafts,
+        num_speculative_tokens=drafts,
         draft_vocabulary=vocabulary,
-        prefill_fp8=options.prefill_fp8,
+        prefill_fp8=prefill_fp8,
     )
     torch.cuda.synchronize()
     used = torch.cuda.memory_allocated() / 2**30
     print(f"load {time.perf_counter() - start:.1f} s, {used:.1f} GiB allocated", flush=True)
-    cycle = TokenCycle.of_checkpoint(options.model, config.vocab_size)
+    cycle = TokenCycle.of_checkpoint(model, config.vocab_size)
     wrong = 0
     for depth in depths:
-        wrong += _measure(session, cycle, depth, options.steps, options.drafts)
-    if options.profile or options.step_profile:
-        _profile(session, options, depths, window)
-    if options.profile:
+        wrong += _measure(session, cycle, depth, steps, drafts)
+    profiler = StepProfiler(session, drafts, window) if profile or step_profile else None
+    if profiler and profile:
+        _print_kernels(profiler.trace(_prompt(session, depths[0])), profiler.steps)
+    if profiler and step_profile:
+        _write_parts(profiler, step_profile, build, {depth: _prompt(session, depth) for depth in depths})
+    if profile:
         profile_prefill(session, min(depths[-1], 8192))
     print("ids " + ("follow the cycle" if not wrong else f"WRONG at {wrong} depths"), flush=True)
-    return 1 if wrong else 0
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--depths", type=counts, default="128,8192,32768,65536")
-    parser.add_argument("--steps", type=int, default=64)
-    parser.add_argument("--drafts", type=int, default=3)
-    parser.add_argument("--draft-vocab", type=Path, help="draft only the tokens of this file")
-    parser.add_argument("--prefill-fp8", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the time of a step and of a prefill by kernel")
-    parser.add_argument("--step-profile", type=Path, metavar="FILE", help="write the parts of a step at every depth")
-    parser.add_argument("--build", default="kernarc", help="the build's name in FILE")
-    return parser.parse_args(arguments)
+    sys.exit(1 if wrong else 0)
 
 
 def _card() -> str:
@@ -109,17 +122,13 @@ def _measure(session: CudaSession, cycle: TokenCycle, depth: int, steps: int, dr
     return wrong
 
 
-def _profile(session: CudaSession, options: argparse.Namespace, depths: list[int], window: int) -> None:
-    """Print the kernels of a step at the first depth; write the parts of every depth where a file is named."""
-    profiler = StepProfiler(session, options.drafts, window)
-    if options.profile:
-        _print_kernels(profiler.trace(_prompt(session, depths[0])), profiler.steps)
-    if options.step_profile:
-        by_depth = {depth: profiler.parts(_prompt(session, depth)) for depth in depths}
-        write_profile(options.step_profile, options.build, by_depth)
-        for depth, parts in by_depth.items():
-            line = ", ".join(f"{name} {ms:.3f}" for name, ms in parts.items())
-            print(f"depth {depth:6} one after the other {sum(parts.values()):.3f} ms: {line}", flush=True)
+def _write_parts(profiler: StepProfiler, path: Path, build: str, prompts: dict[int, list[int]]) -> None:
+    """Write and print the parts of a step at every depth."""
+    by_depth = {depth: profiler.parts(prompt) for depth, prompt in prompts.items()}
+    write_profile(path, build, by_depth)
+    for depth, parts in by_depth.items():
+        line = ", ".join(f"{name} {ms:.3f}" for name, ms in parts.items())
+        print(f"depth {depth:6} one after the other {sum(parts.values()):.3f} ms: {line}", flush=True)
 
 
 def _print_kernels(kernels: list[tuple[str, float]], steps: int) -> None:
@@ -136,4 +145,4 @@ def _print_kernels(kernels: list[tuple[str, float]], steps: int) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: main(sys.argv[1:]))
+    main()

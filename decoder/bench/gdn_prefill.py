@@ -3,9 +3,9 @@
 `python -m kernarc.decoder.bench.gdn_prefill [--rows 8192,16384] [--forms cuda,triton]`, on a card.
 """
 
-import argparse
 from collections.abc import Callable
 
+import click
 import torch
 import triton
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..cuda.kernels.gdn_prefill import CUDA, TRITON, Form, gdn_prefill
 from ..cuda.kernels.gdn_verify import delta_rule_naive
-from .command_line import counts, exit_with, names_of, require_card
+from .command_line import NamesOf, on_card, require_card, rows_option
 
 KEY_HEADS, HEADS, DIM = 16, 48, 128
 CHANNELS = (2 * KEY_HEADS + HEADS) * DIM
@@ -81,14 +81,14 @@ def bench(card: torch.device, row_counts: list[int], names: list[str]) -> None:
             print_times(name, rows, card)
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@rows_option("8192,16384")
+@click.option("--forms", type=NamesOf(list(FORMS)), default="cuda,triton")
+@on_card
+def main(row_counts: list[int], forms: list[str]) -> None:
     """Print errors and times."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=counts, default="8192,16384")
-    parser.add_argument("--forms", type=names_of(list(FORMS)), default="cuda,triton")
-    options = parser.parse_args()
-    bench(require_card(), options.rows, options.forms)
+    bench(require_card(), row_counts, forms)
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    main()

@@ -5,10 +5,10 @@ in one CUDA graph over layers of its own (weights, states and caches rotate past
 whole step divides: device_check --profile.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import click
 import torch
 
 from ..cuda.kernels.gdn import gdn_step, gdn_step_fits
@@ -22,7 +22,7 @@ from ..cuda.kernels.products import CudaProducts
 from ..cuda.kernels.rope_qk import rope_qk, rope_tables
 from ..cuda.kernels.screened_head import HeadScratch, ScreenedHead, screened_argmax
 from ..cuda.kernels.verify_attention import segments_for, verify_attention
-from .command_line import counts, exit_with, require_card
+from .command_line import COUNTS, on_card, require_card, rows_option
 
 WIDTH, INNER, HEADS, CHANNELS, VOCABULARY = 5120, 17408, 48, 10240, 248_320
 DRAFT_ROWS = 40_960
@@ -178,17 +178,17 @@ def attention_cases(rows: int, length: int, launch: Launch) -> Iterator[Case]:
         yield Case(f"attention at {length}, {waves} a SM", length * 4096, ATTENTION_LAYERS, attend)
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@rows_option("1,2,3,4,5,8,9")
+@click.option("--lengths", type=COUNTS, default="128,8192,65536")
+@on_card
+def main(row_counts: list[int], lengths: list[int]) -> None:
     """Print one line a kernel and row count."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=counts, default="1,2,3,4,5,8,9")
-    parser.add_argument("--lengths", type=counts, default="128,8192,65536")
-    options = parser.parse_args()
     require_card()
     ceiling = copy_gb_per_s()
     print(f"{torch.cuda.get_device_name()}, copy {ceiling:.0f} GB/s")
     launch = Launch(torch.cuda.get_device_capability() >= (9, 0))
-    for rows in options.rows:
+    for rows in row_counts:
         stream, out = _random(rows, WIDTH, dtype=FP32), _random(rows, WIDTH)
         gain = _random(WIDTH)
         norm = Case(
@@ -196,7 +196,7 @@ def main() -> None:
             lambda i, s=stream, o=out, g=gain: rms_norm(s, g, 1e-6, o, launch=launch),  # type: ignore[misc]
         )  # fmt: skip
         cases = [norm, *gdn_cases(rows, launch)]
-        for length in options.lengths:
+        for length in lengths:
             cases += attention_cases(rows, length, launch)
         for case in cases:
             print_case(case, rows, ceiling)
@@ -213,4 +213,4 @@ def print_case(case: Case, rows: int, ceiling: float, operations: int = 0) -> No
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    main()

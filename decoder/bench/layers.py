@@ -5,11 +5,11 @@ on a card; needs no checkpoint. Every layer has weights, state and cache of its 
 kernel overlaps its neighbours as in a step. Lines: µs a layer of the chain, of the mixer in it, of its kernels alone.
 """
 
-import argparse
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
+import click
 import torch
 
 from ..cuda.kernels.gdn import CTA_COLUMNS, SOURCE, arguments_of, definitions, gdn_step, gdn_step_naive
@@ -22,7 +22,7 @@ from ..cuda.kernels.packing import PackedLinear, pack_fp8
 from ..cuda.kernels.products import CudaProducts
 from ..cuda.kernels.rope_qk import rope_qk, rope_tables
 from ..cuda.kernels.verify_attention import segments_for, verify_attention
-from .command_line import counts, exit_with, names_of, require_card
+from .command_line import COUNTS, NamesOf, on_card, require_card, rows_option
 
 WIDTH, INNER, HEADS, CHANNELS = 5120, 17408, 48, 10240
 EPS = 1e-6
@@ -259,26 +259,26 @@ def attention_mixers(bench: Bench, length: int) -> dict[str, Mixer]:
     return {f"attention at {length}: three kernels": separate}
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@rows_option("4")
+@click.option("--layers", default=16)
+@click.option("--lengths", type=COUNTS, default="128,8192")
+@click.option("--parts", type=NamesOf(("gdn", "attention")), default="gdn,attention")
+@on_card
+def main(row_counts: list[int], layers: int, lengths: list[int], parts: list[str]) -> None:
     """Print one line a mixer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=counts, default="4")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--lengths", type=counts, default="128,8192")
-    parser.add_argument("--parts", type=names_of(("gdn", "attention")), default="gdn,attention")
-    options = parser.parse_args()
     require_card()
     print(torch.cuda.get_device_name(), flush=True)
-    for rows in options.rows:
-        if "gdn" in options.parts:
+    for rows in row_counts:
+        if "gdn" in parts:
             print("\n".join(check_gdn(rows)), flush=True)
-            bench = Bench.make(rows, options.layers, CHANNELS + 6144)
-            bench.report(empty_mixers() | gdn_mixers(bench, *_gdn_layers(options.layers)))
-        if "attention" in options.parts:
-            bench = Bench.make(rows, options.layers, 14336)
-            for length in options.lengths:
+            bench = Bench.make(rows, layers, CHANNELS + 6144)
+            bench.report(empty_mixers() | gdn_mixers(bench, *_gdn_layers(layers)))
+        if "attention" in parts:
+            bench = Bench.make(rows, layers, 14336)
+            for length in lengths:
                 bench.report(attention_mixers(bench, length))
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    main()

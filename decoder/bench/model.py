@@ -5,11 +5,11 @@
 (device_check has those); bytes, products and caches are the model's own. Prints one line a measurement.
 """
 
-import argparse
 import time
 from dataclasses import replace
 from statistics import median
 
+import click
 import torch
 import triton
 from torch.profiler import ProfilerActivity, profile
@@ -18,7 +18,7 @@ from ..checkpoint.config import ModelConfig
 from ..checkpoint.shapes import read_shape
 from ..cuda.kernels.products import CudaProducts
 from ..cuda.session import CudaSession, Tuning
-from .command_line import counts, draft_counts, exit_with, names_of, require_card
+from .command_line import COUNTS, DRAFT_COUNTS, NamesOf, on_card, require_card
 from .gdn_prefill import FORMS
 from .gdn_prefill import bench as bench_delta_rule
 from .random_cuda_weights import RandomWeights
@@ -26,25 +26,52 @@ from .random_cuda_weights import RandomWeights
 WARM_STEPS = 4
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.option("--shape", default="27b")
+@click.option("--layers", type=int, help="only the first so many layers")
+@click.option("--depths", type=COUNTS, default="8192,65536")
+@click.option("--drafts", type=DRAFT_COUNTS, default="3", help="draft counts to time, empty for none")
+@click.option("--draft-rows", type=int, help="rows of the draft head; all unless given")
+@click.option("--steps", default=24)
+@click.option("--prefill", "kinds", type=NamesOf(("bf16", "fp8")), default="bf16", help="bf16, fp8, or both: bf16,fp8")
+@click.option(
+    "--gdn",
+    "gdns",
+    type=NamesOf(("early", "late", "split")),
+    default="early",
+    help="a GDN layer of a step: early or late gates in one kernel, split in three; or several",
+)
+@click.option("--sweep", is_flag=True, help="time one layer's delta rule in its forms")
+@click.option("--profile", "shows_kernels", is_flag=True, help="print the kernels of a prefill")
+@on_card
+def main(
+    shape: str,
+    layers: int | None,
+    depths: list[int],
+    drafts: list[int],
+    draft_rows: int | None,
+    steps: int,
+    kinds: list[str],
+    gdns: list[str],
+    sweep: bool,
+    shows_kernels: bool,
+) -> None:
     """Print load, prefill and step times."""
-    options = _options()
-    config = ModelConfig.from_dict(read_shape(options.shape))
-    if options.layers:
-        count = min(options.layers, config.num_hidden_layers)
+    config = ModelConfig.from_dict(read_shape(shape))
+    if layers:
+        count = min(layers, config.num_hidden_layers)
         config = replace(config, num_hidden_layers=count, layer_types=config.layer_types[:count])
-    depths, drafts, card = options.depths, options.drafts, require_card()
+    card = require_card()
     print(
-        f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}, {options.shape}, "
-        f"{config.num_hidden_layers} layers, draft head {options.draft_rows or config.vocab_size} rows",
+        f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}, {shape}, "
+        f"{config.num_hidden_layers} layers, draft head {draft_rows or config.vocab_size} rows",
         flush=True,
     )
-    if options.sweep:
+    if sweep:
         bench_delta_rule(card, [8192, 16384], list(FORMS))
-    weights = RandomWeights(config, card).model(draft_rows=options.draft_rows)
-    window = max(depths) + 9 * (options.steps + WARM_STEPS + 2) * (len(drafts) + 2)
+    weights = RandomWeights(config, card).model(draft_rows=draft_rows)
+    window = max(depths) + 9 * (steps + WARM_STEPS + 2) * (len(drafts) + 2)
     products = CudaProducts(weights.linears(), card)
-    gdns, kinds = options.gdn, options.prefill
     for gdn, kind in [(gdns[0], kind) for kind in kinds] + [(gdn, kinds[0]) for gdn in gdns[1:]]:
         start = time.perf_counter()
         session = CudaSession(
@@ -55,32 +82,10 @@ def main() -> None:
         gib = torch.cuda.memory_allocated() / 2**30
         print(f"prefill in {kind}, GDN {gdn}: warm-up {time.perf_counter() - start:.1f} s, {gib:.1f} GiB", flush=True)
         for depth in depths:
-            _measure(session, depth, drafts if kind == kinds[0] else [], options.steps)  # a step knows no prefill
-            if options.profile and gdn == gdns[0]:
+            _measure(session, depth, drafts if kind == kinds[0] else [], steps)  # a step knows no prefill
+            if shows_kernels and gdn == gdns[0]:
                 profile_prefill(session, depth)
         del session
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="27b")
-    parser.add_argument("--layers", type=int, help="only the first so many layers")
-    parser.add_argument("--depths", type=counts, default="8192,65536")
-    parser.add_argument("--drafts", type=draft_counts, default="3", help="draft counts to time, empty for none")
-    parser.add_argument("--draft-rows", type=int, help="rows of the draft head; all unless given")
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument(
-        "--prefill", type=names_of(("bf16", "fp8")), default="bf16", help="bf16, fp8, or both: bf16,fp8"
-    )
-    parser.add_argument(
-        "--gdn",
-        type=names_of(("early", "late", "split")),
-        default="early",
-        help="a GDN layer of a step: early or late gates in one kernel, split in three; or several",
-    )
-    parser.add_argument("--sweep", action="store_true", help="time one layer's delta rule in its forms")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a prefill")
-    return parser.parse_args()
 
 
 def _prompt(session: CudaSession, depth: int) -> list[int]:
@@ -121,4 +126,4 @@ def profile_prefill(session: CudaSession, depth: int) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    main()

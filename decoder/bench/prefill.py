@@ -1,12 +1,12 @@
 """The kernels of a prompt at the 27B shapes: µs, bytes, GB/s and the share of the card's copy bandwidth, or TFLOP/s.
 
 `python -m kernarc.decoder.bench.prefill [--rows 8192]` on a card. The delta rule has a bench of its own
-(gdn_prefill_bench); how a whole prompt divides: device_check --profile.
+(bench.gdn_prefill); how a whole prompt divides: device_check --profile.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 
+import click
 import torch
 
 from ..cuda.attention import attend
@@ -18,7 +18,7 @@ from ..cuda.kernels.prefill_fp8 import fp8_product
 from ..cuda.kernels.prompt_rope import prompt_rope
 from ..cuda.kernels.rope_qk import rope_qk, rope_tables
 from ..cuda.kernels.unpack import unpack_into
-from .command_line import counts, exit_with, require_card
+from .command_line import on_card, require_card, rows_option
 from .kernels import BF16, CARD, CHANNELS, FP32, HALF, HEADS, INNER, WIDTH, Case, copy_gb_per_s, print_case
 
 CALLS = 4  # in a graph; a call moves more than L2 holds
@@ -113,15 +113,15 @@ def _packed(n: int, k: int) -> PackedLinear:
     return pack_fp8([(_random(n, k, dtype=torch.float8_e4m3fn), torch.ones(n // 128, k // 128, device=CARD))])
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@rows_option("8192")
+@on_card
+def main(row_counts: list[int]) -> None:
     """Print one line a kernel and row count."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=counts, default="8192")
-    options = parser.parse_args()
     require_card()
     ceiling = copy_gb_per_s()
     print(f"{torch.cuda.get_device_name()}, copy {ceiling:.0f} GB/s")
-    for rows in options.rows:
+    for rows in row_counts:
         for case in row_cases(rows):
             print_case(case, rows, ceiling)
         for case, operations in matrix_cases(rows):
@@ -129,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    main()

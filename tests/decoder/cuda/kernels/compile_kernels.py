@@ -1,7 +1,8 @@
-"""Compile every Triton kernel at the 27B shapes for sm_80 and sm_90, without a GPU.
+"""Compiles every Triton kernel at the 27B shapes for one architecture, without a GPU.
 
-`python -m kernarc.decoder.bench.compile_check` prints one line a kernel, architecture and row count; exit code 1
-when a kernel does not compile, wants more shared memory than the card has, or holds an fp8 type on sm_80.
+test_compile.py runs this file as a program of its own, `compile_kernels.py 90`: Triton must not be interpreting. It
+writes a line a kernel and group, which ends in "ok" unless the kernel wants more shared memory than the card has or
+holds an fp8 type on sm_80.
 """
 
 import sys
@@ -12,11 +13,7 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
-
-from ..cuda.kernels import (
+from kernarc.decoder.cuda.kernels import (
     accept,
     embed,
     gdn_prefill,
@@ -30,9 +27,12 @@ from ..cuda.kernels import (
     screened_head,
     verify_attention,
 )
-from ..cuda.kernels.launch import Launch
-from ..cuda.kernels.linear import Residual
-from ..cuda.kernels.nvrtc import SHARED_LIMIT_BYTES
+from kernarc.decoder.cuda.kernels.launch import Launch
+from kernarc.decoder.cuda.kernels.linear import Residual
+from kernarc.decoder.cuda.kernels.nvrtc import SHARED_LIMIT_BYTES
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 ROW_COUNTS = (1, 4, 9, 16)
 _OPTIONS = ("num_warps", "num_stages", "launch_pdl", "num_ctas")
@@ -168,18 +168,14 @@ def faults(calls: list[Call], arch: int) -> Iterator[tuple[str, str | None]]:
         yield line, fault
 
 
-def main() -> int:
-    """Compile all; the exit code."""
-    found = 0
-    for arch in SHARED_LIMIT_BYTES:
-        batches = [(rows, record(partial(step_launches, rows, pdl=arch >= 90))) for rows in ROW_COUNTS]
-        batches.append((0, record(partial(prefill_launches, arch))))
-        for rows, calls in batches:
-            for line, fault in faults(calls, arch):
-                found += fault is not None
-                print(f"{line} rows {rows:2} {fault or 'ok'}")
-    return 1 if found else 0
+def groups(arch: int) -> dict[str, Callable[[], None]]:
+    """What is launched together: the steps of each row count, and prefill."""
+    steps = {f"step_{rows}_rows": partial(step_launches, rows, pdl=arch >= 90) for rows in ROW_COUNTS}
+    return {**steps, "prefill": partial(prefill_launches, arch)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    arch = int(sys.argv[1])
+    for group, launches in groups(arch).items():
+        for line, fault in faults(record(launches), arch):
+            sys.stdout.write(f"{group} {line} {fault or 'ok'}\n")

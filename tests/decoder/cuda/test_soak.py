@@ -1,25 +1,25 @@
 """Nothing leaks: a small random model decodes thousands of steps on a card while memory is watched.
 
-`python -m kernarc.decoder.bench.soak [--steps 10000] [--layers 8]`. After a warm-up over every prompt length and
-draft count used, the card's allocated and reserved bytes must stay as they are to the byte, and the process may not
-grow by more than RSS_SLACK_BYTES. Prints a line a tenth of the way; exit code 1 where something grew.
+After a warm-up over every prompt length and draft count used, the card's allocated and reserved bytes must stay as they
+are to the byte, and the process may not grow by more than RSS_SLACK_BYTES. `-m slow -s` prints what is held a tenth of
+the way. The soak's own rule needs no card: what grows is named, what stays is not, every kind of step is warmed up.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import pytest
 import torch
+from kernarc.decoder.bench.random_cuda_weights import RandomWeights
+from kernarc.decoder.checkpoint.config import ModelConfig
+from kernarc.decoder.checkpoint.shapes import read_shape
+from kernarc.decoder.cuda.kernels.products import CudaProducts
+from kernarc.decoder.cuda.session import CudaSession
 
-from ..checkpoint.config import ModelConfig
-from ..checkpoint.shapes import read_shape
-from ..cuda.kernels.products import CudaProducts
-from ..cuda.session import CudaSession
-from .command_line import exit_with, require_card
-from .random_cuda_weights import RandomWeights
-
+STEPS = 10_000
+LAYERS = 8
 RSS_SLACK_BYTES = 32 << 20  # allocator arenas settle late; a leak of a few bytes a step would be 10,000 times that
 PROMPTS = (5, 300, 64, 1025)
 DRAFTS = (3, 8, 0, 1, 5)
@@ -88,30 +88,71 @@ def soak(session: Steps, steps: int, memory: Callable[[], Memory]) -> Iterator[t
         yield done, memory()
 
 
-def main(arguments: list[str]) -> int:
-    """Soak a model of the tiny shape; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--layers", type=int, default=8)
-    options = parser.parse_args(arguments)
+@pytest.mark.gpu
+@pytest.mark.slow
+@torch.inference_mode()
+def test_nothing_grows_on_a_card() -> None:
     config = ModelConfig.from_dict(read_shape("tiny"))
-    layers = (config.layer_types * options.layers)[: options.layers]
-    config = replace(config, num_hidden_layers=options.layers, layer_types=layers)
-    card = require_card()
+    layers = (config.layer_types * LAYERS)[:LAYERS]
+    config = replace(config, num_hidden_layers=LAYERS, layer_types=layers)
+    card = torch.device("cuda", torch.cuda.current_device())
     weights = RandomWeights(config, card).model()
     window = max(PROMPTS) + 9 * (STEPS_A_PROMPT + 1)
     session = CudaSession(config, weights, CudaProducts(weights.linears(), card), max_context=window, device=card)
     for drafts in DRAFTS:
         session.warm_up(drafts)
     before, grown = None, None
-    for done, memory in soak(session, options.steps, Memory.now):
+    for done, memory in soak(session, STEPS, Memory.now):
         before = before or memory
         grown = growth(before, memory)
         sizes = f"{memory.allocated:,} allocated, {memory.reserved:,} reserved, {memory.resident:,} resident"
-        print(f"{done:6} steps: {sizes}", flush=True)
-    print(f"LEAK: {grown}" if grown else "nothing grew", flush=True)
-    return 1 if grown else 0
+        sys.stdout.write(f"{done:6} steps: {sizes}\n")
+    assert grown is None
 
 
-if __name__ == "__main__":
-    exit_with(lambda: main(sys.argv[1:]))
+class Leaky:
+    """A session that keeps `leak` bytes a step."""
+
+    def __init__(self, leak: int) -> None:
+        self.leak, self.held, self.steps = leak, 1000, 0
+        self.seen: set[tuple[int, int]] = set()
+        self.prompt = 0
+
+    def prefill(self, prompt_ids: list[int]) -> int:
+        self.prompt = len(prompt_ids)
+        return 0
+
+    def step(self, num_drafts: int) -> tuple[list[int], int]:
+        self.steps += 1
+        self.seen.add((self.prompt, num_drafts))
+        self.held += self.leak
+        return [0], 0
+
+
+def run(leak: int) -> list[tuple[int, Memory]]:
+    session = Leaky(leak)
+    measured = []
+    for done, memory in soak(session, 1000, lambda: Memory(session.held, 5000, 70)):
+        if done == 0:
+            assert session.seen == {(prompt, drafts) for prompt in PROMPTS for drafts in DRAFTS}
+        measured.append((done, memory))
+    return measured
+
+
+def test_a_leak_is_named_with_its_size() -> None:
+    measured = run(leak=8)
+    assert [done for done, _ in measured] == [0, *range(100, 1001, 100)]
+    assert growth(measured[0][1], measured[-1][1]) == "allocated on the card by 8,000 bytes"
+
+
+def test_nothing_grows_without_one() -> None:
+    measured = run(leak=0)
+    assert growth(measured[0][1], measured[-1][1]) is None
+
+
+def test_the_process_may_settle_but_not_grow() -> None:
+    before = Memory(10, 20, 1 << 30)
+    assert growth(before, Memory(10, 20, (1 << 30) + RSS_SLACK_BYTES)) is None
+    assert growth(before, Memory(10, 25, (1 << 30) + RSS_SLACK_BYTES + 1)) == (
+        f"reserved on the card by 5 bytes, the process by {RSS_SLACK_BYTES + 1:,} bytes"
+    )
