@@ -1,25 +1,20 @@
 """A comparison from its first launch to its verdict: measure, look, check outputs, decide or go on."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..harness.caches import cache_folder
 from ..harness.errors import EngineError, KernarcError, VoidMeasurementError
 from ..harness.run.run import Run
-from ..reports.saved import saved_outcomes, standing_outcomes
 from .comparison import Measured, evaluate
 from .config import GateConfig
 from .display import GateDisplay
 from .outcomes import GateOutcome, OutputOutcome, Verdict
-from .output.check_file import standing
 from .output.run_check import RunChecker
 from .words import with_words
 
 VERDICT_FILE = "verdict.json"
-CHECK_FILE = "check.json"
 
 
 class Comparison:
@@ -117,53 +112,3 @@ def unexpected_is_void(run_dir: Path) -> Iterator[None]:
 def output_check_cache() -> Path:
     """Where the reference's results are kept between runs."""
     return cache_folder("output-checks")
-
-
-@dataclass(frozen=True)
-class KeptCheck:
-    """An earlier finding that this check does not replace, and why. is_fail: a FAIL that was judged more strictly."""
-
-    build: str
-    is_fail: bool
-    reason: str
-
-
-def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]:
-    """check.json: what `check` found, beside the records it judged → what it left as it was.
-
-    An earlier finding stays for builds not asked about, where this time nothing could be read, and where it is a FAIL
-    that this check was too lenient to undo.
-    """
-    earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / CHECK_FILE)}
-    counting = standing_outcomes(run_dir)
-    found_kept = [_kept(run_dir, counting.get(o.build), earlier.get(o.build), o) for o in outcomes]
-    kept = {one.build: one for one in found_kept if one is not None}
-    found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
-    content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in found.values()]}
-    temporary = run_dir / f"{CHECK_FILE}.new"
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / CHECK_FILE)
-    return list(kept.values())
-
-
-def _kept(
-    run_dir: Path, counting: OutputOutcome | None, in_check: OutputOutcome | None, now: OutputOutcome
-) -> KeptCheck | None:
-    if counting is not None and standing(counting, now) is not now:
-        anew = f"delete {run_dir / CHECK_FILE}" if counting == in_check else "compare again"
-        return KeptCheck(now.build, True, f"the earlier FAIL stands, because {_weaker(counting, now)}; or {anew}")
-    if now.positions == 0 and in_check is not None and in_check.positions:
-        return KeptCheck(now.build, False, f"{CHECK_FILE} keeps what an earlier check found")
-    return None
-
-
-def _weaker(earlier: OutputOutcome, now: OutputOutcome) -> str:
-    """What a check lacked to undo a FAIL, and what would."""
-    if now.positions == 0:
-        return "this time nothing could be read: see the reason, and check again"
-    rates = [f"{100 * (check.max_divergence_rate or 0.0):.4g} %" for check in (earlier, now)]
-    taus = ["none" if check.tau is None else f"{check.tau:.3g}" for check in (earlier, now)]
-    return (
-        f"it allowed less ({rates[0]} of a stream's tokens to diverge, τ {taus[0]}) than this check ({rates[1]}, "
-        f"τ {taus[1]}): check again with a configuration that allows no more"
-    )

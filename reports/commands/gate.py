@@ -125,8 +125,9 @@ def check(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ...gates.compare import output_check_cache, unexpected_is_void, write_check
+    from ...gates.compare import output_check_cache, unexpected_is_void
     from ...gates.outcomes import Verdict
+    from ...gates.output.check_file import write_check
     from ...gates.output.run_check import RunChecker, void_rules_of
     from ...harness.run.completeness import begun_launches, missing_streams, why_unfinished
     from ...harness.run.storage import RunDirectory

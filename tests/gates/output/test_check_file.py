@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from kernarc.gates.outcomes import OutputOutcome, Verdict
-from kernarc.gates.output.check_file import standing
-from kernarc.reports.saved import standing_outcomes
+from kernarc.gates.output.check_file import standing, standing_outcomes
 
 
 def judged(verdict: Verdict, rate: float | None = 0.0, tau: float | None = 0.1) -> OutputOutcome:
