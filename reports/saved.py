@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from ..gates.comparison import Measured, control_report
+from ..gates.compare import Measured, control_report
 from ..gates.config import GateConfig
 from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
