@@ -14,7 +14,7 @@ from ..harness.errors import EngineError, KernarcError, VoidMeasurementError
 from ..harness.run.records import LaunchRecord, RunManifest, StreamRecord
 from ..harness.run.run import Run
 from .attribution import attribute, fraction
-from .busy_neighbours import crowded_builds, crowding_reason
+from .busy_neighbours import builds_beside_busy, busy_neighbour_reason
 from .config import GateConfig
 from .control import NO_CONTROL, ControlReport, judge_blocks
 from .crossover import candidate_second
@@ -173,9 +173,9 @@ class Measured:
             void_blocks=void_blocks,
         )
 
-    def crowding(self, config: GateConfig, void_blocks: frozenset[tuple[int, int]]) -> tuple[Crowding, ...]:
+    def busy_neighbours(self, config: GateConfig, void_blocks: frozenset[tuple[int, int]]) -> tuple[Crowding, ...]:
         """Which of the two had too many streams begin beside a busy neighbour, judged as of the first look at least."""
-        return crowded_builds(
+        return builds_beside_busy(
             self.streams,
             (self.baseline, self.candidate),
             launches=self.launches,
@@ -203,8 +203,8 @@ def evaluate(
     """
     control = control_report(measured, config)
     pairing = measured.pairing(control.void_blocks)
-    crowding = measured.crowding(config, control.void_blocks)
-    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons, *map(crowding_reason, crowding))
+    crowding = measured.busy_neighbours(config, control.void_blocks)
+    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons, *map(busy_neighbour_reason, crowding))
     estimates = _estimates(measured, pairing, config)
     intervals = [estimate.interval for estimate in estimates]
     checks = {check.build: check for check in output_checks}

@@ -10,7 +10,7 @@ from ..gates.compare import Measured, control_report
 from ..gates.config import GateConfig
 from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
-from ..gates.output.check_file import read_document, standing_outcomes
+from ..gates.output.check_file import counting_outcomes, read_document
 from ..harness.config.yaml_files import parse
 from ..harness.run.completeness import begun_launches, complete_launches, why_unfinished
 from ..harness.run.records import RunManifest, StreamRecord, StreamStatus
@@ -108,7 +108,7 @@ class SavedRun:
         counted: dict[str, int] = {}
         for stream in ok_streams(self.streams):
             counted[stream.build] = counted.get(stream.build, 0) + 1
-        found = standing_outcomes(self.path)
+        found = counting_outcomes(self.path)
         return {build: _check_result(outcome, counted.get(build, 0)) for build, outcome in found.items()}
 
     @cached_property

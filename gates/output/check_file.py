@@ -34,7 +34,7 @@ def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]
     that this check was too lenient to undo.
     """
     earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / CHECK_FILE)}
-    counting = standing_outcomes(run_dir)
+    counting = counting_outcomes(run_dir)
     found_kept = [_kept(run_dir, counting.get(o.build), earlier.get(o.build), o) for o in outcomes]
     kept = {one.build: one for one in found_kept if one is not None}
     found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
@@ -48,7 +48,7 @@ def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]
 def _kept(
     run_dir: Path, counting: OutputOutcome | None, in_check: OutputOutcome | None, now: OutputOutcome
 ) -> KeptCheck | None:
-    if counting is not None and standing(counting, now) is not now:
+    if counting is not None and counting_check(counting, now) is not now:
         anew = f"delete {run_dir / CHECK_FILE}" if counting == in_check else "compare again"
         return KeptCheck(now.build, True, f"the earlier FAIL stands, because {_weaker(counting, now)}; or {anew}")
     if now.positions == 0 and in_check is not None and in_check.positions:
@@ -68,7 +68,7 @@ def _weaker(earlier: OutputOutcome, now: OutputOutcome) -> str:
     )
 
 
-def standing(earlier: OutputOutcome | None, later: OutputOutcome) -> OutputOutcome:
+def counting_check(earlier: OutputOutcome | None, later: OutputOutcome) -> OutputOutcome:
     """The one of the two that counts. A FAIL yields only to a check that allowed no more than it did."""
     if earlier is not None and earlier.verdict is Verdict.FAIL and not is_as_strict(later, earlier):
         return earlier
@@ -112,10 +112,10 @@ def saved_outcomes(path: Path) -> list[OutputOutcome]:
         raise RecordError(f"{path}: {where}: {problem['msg']}", "run `kernarc-gate check RUN_DIR` again") from error
 
 
-def standing_outcomes(run_dir: Path) -> dict[str, OutputOutcome]:
+def counting_outcomes(run_dir: Path) -> dict[str, OutputOutcome]:
     """The output check of every build that counts, by the gate and by `check`; a lenient one undoes no FAIL."""
     found: dict[str, OutputOutcome] = {}
     for name in CHECK_FILES:
         for outcome in saved_outcomes(run_dir / name):
-            found[outcome.build] = standing(found.get(outcome.build), outcome)
+            found[outcome.build] = counting_check(found.get(outcome.build), outcome)
     return found
