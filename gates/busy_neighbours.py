@@ -14,10 +14,10 @@ from .outcomes import Crowding
 # Sharing a core doubles a stream's time at most, about, so a share s of crowded streams moves a depth's mean log ratio
 # by up to s·ln 2: 1.4 % at 2 %. Scattered like stragglers they also add sd(d) = ln 2·√(s(1 − s)) to the noise, and the
 # interval, t·sd(d)/√n, grows by as much as they move it: by 2.7 % at 5 launches of 20 pairs, by 1.4 % at 12.
-MAX_CROWDED_SHARE = 0.02
+MAX_BUSY_NEIGHBOUR_SHARE = 0.02
 
 
-def crowded_builds(
+def builds_beside_busy(
     streams: Sequence[StreamRecord],
     builds: Sequence[str],
     *,
@@ -27,10 +27,10 @@ def crowded_builds(
 ) -> tuple[Crowding, ...]:
     """The builds with more crowded streams at some depth than may be, by all their streams of the first `launches`.
 
-    planned_a_depth: streams of a build at one depth by the next decision; MAX_CROWDED_SHARE of them may be crowded, and
-    one always. void_blocks: (launch, block) that count neither way.
+    planned_a_depth: streams of a build at one depth by the next decision; MAX_BUSY_NEIGHBOUR_SHARE of them may be
+    crowded, and one always. void_blocks: (launch, block) that count neither way.
     """
-    allowed = max(1, math.floor(MAX_CROWDED_SHARE * planned_a_depth))
+    allowed = max(1, math.floor(MAX_BUSY_NEIGHBOUR_SHARE * planned_a_depth))
     found = []
     for build in builds:
         counted = [
@@ -48,7 +48,7 @@ def crowded_builds(
     return tuple(found)
 
 
-def crowding_reason(crowding: Crowding) -> str:
+def busy_neighbour_reason(crowding: Crowding) -> str:
     """Why a comparison with these streams is void."""
     busy = " and ".join(crowding.busy)
     return (

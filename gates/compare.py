@@ -1,25 +1,43 @@
-"""A comparison from its first launch to its verdict: measure, look, check outputs, decide or go on."""
+"""A comparison from its first launch to its verdict: measure, look, check outputs, decide or go on.
 
-import json
-from collections.abc import Iterator
+From the same records and checks `evaluate` always gives the same outcome.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..harness.caches import cache_folder
 from ..harness.errors import EngineError, KernarcError, VoidMeasurementError
+from ..harness.run.records import LaunchRecord, RunManifest, StreamRecord
 from ..harness.run.run import Run
-from ..reports.saved import saved_outcomes, standing_outcomes
-from .comparison import Measured, evaluate
+from .attribution import attribute, fraction
+from .busy_neighbours import builds_beside_busy, busy_neighbour_reason
 from .config import GateConfig
+from .control import NO_CONTROL, ControlReport, judge_blocks
+from .crossover import candidate_second
 from .display import GateDisplay
-from .outcomes import GateOutcome, OutputOutcome, Verdict
-from .output.check_file import standing
+from .first_token import first_token_effects
+from .intervals import DepthInterval, depth_intervals
+from .outcomes import (
+    Attribution,
+    Crowding,
+    DepthOutcome,
+    Estimator,
+    FirstTokenEffect,
+    GateOutcome,
+    OrderEffect,
+    OutputOutcome,
+    Verdict,
+)
 from .output.run_check import RunChecker
+from .pairing import Pairing, pair_streams
+from .verdict import improved_depths, joint_verdict, launches_needed, speed_verdict
 from .words import with_words
 
 VERDICT_FILE = "verdict.json"
-CHECK_FILE = "check.json"
 
 
 class Comparison:
@@ -120,50 +138,183 @@ def output_check_cache() -> Path:
 
 
 @dataclass(frozen=True)
-class KeptCheck:
-    """An earlier finding that this check does not replace, and why. is_fail: a FAIL that was judged more strictly."""
+class Measured:
+    """What a run has so far: its manifest, its streams, and how many launches (from 0) were measured to their end."""
 
-    build: str
-    is_fail: bool
-    reason: str
+    manifest: RunManifest
+    streams: Sequence[StreamRecord]
+    launches: int
+
+    @property
+    def baseline(self) -> str:
+        """The first build of the run."""
+        return self.manifest.builds[0].name
+
+    @property
+    def candidate(self) -> str:
+        """The second build of the run."""
+        return self.manifest.builds[1].name
+
+    @property
+    def not_restarted(self) -> tuple[str, ...]:
+        """Those of the two whose server we only connect to again: every launch repeats the luck of one start."""
+        return tuple(build.name for build in self.manifest.builds[:2] if build.engine == "endpoint")
+
+    def pairing(self, void_blocks: frozenset[tuple[int, int]] = frozenset()) -> Pairing:
+        """Pairs of the first two builds over the measured launches, less the (launch, block) in void_blocks."""
+        return pair_streams(
+            self.streams,
+            baseline=self.baseline,
+            candidate=self.candidate,
+            depths=self.manifest.depths,
+            launches=range(self.launches),
+            requests_per_depth=self.manifest.requests_per_depth,
+            max_missing_pairs_per_depth=self.manifest.max_void_streams_per_cell,
+            void_blocks=void_blocks,
+        )
+
+    def busy_neighbours(self, config: GateConfig, void_blocks: frozenset[tuple[int, int]]) -> tuple[Crowding, ...]:
+        """Which of the two had too many streams begin beside a busy neighbour, judged as of the first look at least."""
+        return builds_beside_busy(
+            self.streams,
+            (self.baseline, self.candidate),
+            launches=self.launches,
+            planned_a_depth=self.manifest.requests_per_depth * max(self.launches, config.looks[0]),
+            void_blocks=void_blocks,
+        )
+
+    def candidate_second(self, pairing: Pairing) -> tuple[bool, ...] | None:
+        """Whether the candidate was started after the baseline, for every launch of a pairing; None: no start order."""
+        return candidate_second(self.manifest, self.baseline, self.candidate, pairing.launches)
 
 
-def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]:
-    """check.json: what `check` found, beside the records it judged → what it left as it was.
+def evaluate(
+    measured: Measured,
+    config: GateConfig,
+    output_checks: Sequence[OutputOutcome] = (),
+    *,
+    identity: str = "",
+    void_reasons: Sequence[str] = (),
+) -> GateOutcome:
+    """The outcome of the launches measured so far.
 
-    An earlier finding stays for builds not asked about, where this time nothing could be read, and where it is a FAIL
-    that this check was too lenient to undo.
+    output_checks: baseline's, candidate's; none while they have not run, which never passes. void_reasons: what went
+    wrong outside the records (an engine died, an interruption).
     """
-    earlier = {outcome.build: outcome for outcome in saved_outcomes(run_dir / CHECK_FILE)}
-    counting = standing_outcomes(run_dir)
-    found_kept = [_kept(run_dir, counting.get(o.build), earlier.get(o.build), o) for o in outcomes]
-    kept = {one.build: one for one in found_kept if one is not None}
-    found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
-    content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in found.values()]}
-    temporary = run_dir / f"{CHECK_FILE}.new"
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / CHECK_FILE)
-    return list(kept.values())
+    control = control_report(measured, config)
+    pairing = measured.pairing(control.void_blocks)
+    crowding = measured.busy_neighbours(config, control.void_blocks)
+    reasons = (*void_reasons, *control.void_reasons, *pairing.void_reasons, *map(busy_neighbour_reason, crowding))
+    estimates = _estimates(measured, pairing, config)
+    intervals = [estimate.interval for estimate in estimates]
+    checks = {check.build: check for check in output_checks}
+    speed = speed_verdict(intervals, config.margin, are_fresh_launches=not measured.not_restarted)
+    verdict = joint_verdict(speed, checks.get(measured.baseline), checks.get(measured.candidate), reasons)
+    needed = None
+    if verdict is Verdict.INCONCLUSIVE and speed is Verdict.INCONCLUSIVE and not measured.not_restarted:
+        needed = launches_needed(intervals, config.margin, config.confidence_of_a_look, config.confidence)
+    depths = measured.manifest.depths
+    is_decidable = not (reasons or measured.not_restarted)
+    return GateOutcome(
+        run_id=measured.manifest.run_id,
+        baseline=measured.baseline,
+        candidate=measured.candidate,
+        verdict=verdict,
+        speed_verdict=speed,
+        improved_depths=improved_depths(list(zip(depths, intervals, strict=False))) if is_decidable else (),
+        margin=config.margin,
+        confidence=config.confidence_of_a_look,
+        estimator=_estimator(intervals),
+        launches=measured.launches,
+        launch_limit=config.launch_limit,
+        depths=tuple(_depth_outcome(depth, estimate) for depth, estimate in zip(depths, estimates, strict=False)),
+        output_checks=tuple(output_checks),
+        identity=identity,
+        void_reasons=reasons,
+        crowding=crowding,
+        launches_needed=needed,
+        not_restarted=measured.not_restarted,
+        seconds_a_launch=seconds_a_launch(measured.streams, measured.manifest.launch_records),
+    )
 
 
-def _kept(
-    run_dir: Path, counting: OutputOutcome | None, in_check: OutputOutcome | None, now: OutputOutcome
-) -> KeptCheck | None:
-    if counting is not None and standing(counting, now) is not now:
-        anew = f"delete {run_dir / CHECK_FILE}" if counting == in_check else "compare again"
-        return KeptCheck(now.build, True, f"the earlier FAIL stands, because {_weaker(counting, now)}; or {anew}")
-    if now.positions == 0 and in_check is not None and in_check.positions:
-        return KeptCheck(now.build, False, f"{CHECK_FILE} keeps what an earlier check found")
-    return None
+def seconds_a_launch(streams: Sequence[StreamRecord], launches: Sequence[LaunchRecord]) -> float | None:
+    """Mean time from a launch's first request to its last answer, plus starting its engines; None before the first."""
+    spans: dict[int, tuple[int, int]] = {}
+    for stream in streams:
+        first, last = spans.get(stream.launch, (stream.sent_ns, stream.ended_ns))
+        spans[stream.launch] = (min(first, stream.sent_ns), max(last, stream.ended_ns))
+    if not spans:
+        return None
+    measuring_s = sum(last - first for first, last in spans.values()) / 1e9
+    return (measuring_s + sum(record.ready_s for record in launches)) / len(spans)
 
 
-def _weaker(earlier: OutputOutcome, now: OutputOutcome) -> str:
-    """What a check lacked to undo a FAIL, and what would."""
-    if now.positions == 0:
-        return "this time nothing could be read: see the reason, and check again"
-    rates = [f"{100 * (check.max_divergence_rate or 0.0):.4g} %" for check in (earlier, now)]
-    taus = ["none" if check.tau is None else f"{check.tau:.3g}" for check in (earlier, now)]
-    return (
-        f"it allowed less ({rates[0]} of a stream's tokens to diverge, τ {taus[0]}) than this check ({rates[1]}, "
-        f"τ {taus[1]}): check again with a configuration that allows no more"
+def control_report(measured: Measured, config: GateConfig) -> ControlReport:
+    """The blocks that the control build voids; none where the gate has no control."""
+    names = [build.name for build in measured.manifest.builds]
+    if config.control is None:
+        return NO_CONTROL
+    if len(names) < 3:
+        return ControlReport(frozenset(), (f"the control build {config.control} was not measured",))
+    done = [stream for stream in measured.streams if stream.launch < measured.launches]
+    return judge_blocks(done, names[2], max_drift=config.max_control_drift, max_void_share=config.max_void_block_share)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """One depth: what is judged, where it comes from, and what is only told."""
+
+    interval: DepthInterval
+    attribution: Attribution | None
+    first_token: FirstTokenEffect | None
+
+
+def _estimates(measured: Measured, pairing: Pairing, config: GateConfig) -> list[_Estimate]:
+    if not pairing.launches or not pairing.depths:
+        return []
+    ratios = [pairs.log_tpot_ratios() for pairs in pairing.depths]
+    confidence, n_resamples, seed = config.confidence_of_a_look, config.n_resamples, measured.manifest.seed
+    orders = measured.candidate_second(pairing)
+    intervals = depth_intervals(
+        ratios, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+    attributions = attribute(
+        pairing.depths, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+    first_tokens = first_token_effects(
+        pairing.depths, confidence=confidence, n_resamples=n_resamples, seed=seed, candidate_second=orders
+    )
+    return [_Estimate(*parts) for parts in zip(intervals, attributions, first_tokens, strict=True)]
+
+
+def _estimator(intervals: Sequence[DepthInterval]) -> Estimator:
+    is_crossover = bool(intervals) and all(interval.order_effect is not None for interval in intervals)
+    return Estimator.CROSSOVER if is_crossover else Estimator.LAUNCH_MEAN
+
+
+def _order_outcome(interval: DepthInterval) -> OrderEffect | None:
+    order = interval.order_effect
+    if order is None:
+        return None
+    half_width = interval.student_half_width
+    return OrderEffect(effect=math.expm1(order), low=fraction(order - half_width), high=fraction(order + half_width))
+
+
+def _depth_outcome(depth: int, found: _Estimate) -> DepthOutcome:
+    interval, estimate = found.interval, found.interval.point_estimate
+    return DepthOutcome(
+        depth=depth,
+        point_estimate=math.expm1(estimate),
+        low=fraction(interval.low),
+        high=fraction(interval.high),
+        bootstrap_low=fraction(estimate - interval.bootstrap_half_width),
+        bootstrap_high=fraction(estimate + interval.bootstrap_half_width),
+        student_low=fraction(estimate - interval.student_half_width),
+        student_high=fraction(estimate + interval.student_half_width),
+        launches=interval.launches,
+        pairs=interval.pairs,
+        attribution=found.attribution,
+        order_effect=_order_outcome(interval),
+        first_token=found.first_token,
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ..gates.first_token_words import first_token_words
 from ..gates.outcomes import DepthOutcome, Estimator, GateOutcome, OutputOutcome, Verdict
+from ..gates.words import first_token_words
 from ..harness.format import count, fixed, percent
 
 STEP_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"

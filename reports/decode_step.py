@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..gates.output.check_file import read_document
 from ..harness import format as fmt
 from ..harness.errors import RecordError
-from .saved import SavedRun, ok_streams, read_document
+from .saved import SavedRun, ok_streams
 from .tables import Column, SpeedTable
 
 PROFILE_NAME = "step_profile.json"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ..gates.first_token_words import first_token_words
 from ..gates.outcomes import GateOutcome, OutputOutcome, Verdict
+from ..gates.words import first_token_words
 from ..harness.format import count, percent
 from .ci import effects, interval, rates
 

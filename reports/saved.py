@@ -1,23 +1,19 @@
 """A finished run as reports read it: manifest, measured streams in a fixed order, what the gate left beside them."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ..gates.comparison import Measured, control_report
+from ..gates.compare import Measured, control_report
 from ..gates.config import GateConfig
 from ..gates.control import NO_CONTROL, ControlReport
 from ..gates.outcomes import OutputOutcome, Verdict
-from ..gates.output.check_file import standing
+from ..gates.output.check_file import counting_outcomes, read_document
 from ..harness.config.yaml_files import parse
-from ..harness.errors import RecordError
 from ..harness.run.completeness import begun_launches, complete_launches, why_unfinished
-from ..harness.run.records import Record, RunManifest, StreamRecord, StreamStatus
+from ..harness.run.records import RunManifest, StreamRecord, StreamStatus
 from ..harness.run.storage import RunDirectory
 
 
@@ -38,12 +34,7 @@ class CheckResult:
     outcome: OutputOutcome | None = None
 
 
-class _Checks(Record):
-    output_checks: list[OutputOutcome]
-
-
 NOT_CHECKED = CheckResult(CheckState.MISSING, "outputs not checked: run `kernarc-gate check RUN_DIR`")
-CHECK_FILES = ("verdict.json", "check.json")  # the later one, where both are there
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ class SavedRun:
         counted: dict[str, int] = {}
         for stream in ok_streams(self.streams):
             counted[stream.build] = counted.get(stream.build, 0) + 1
-        found = standing_outcomes(self.path)
+        found = counting_outcomes(self.path)
         return {build: _check_result(outcome, counted.get(build, 0)) for build, outcome in found.items()}
 
     @cached_property
@@ -134,41 +125,6 @@ def load_runs(paths: Iterable[Path]) -> tuple[SavedRun, ...]:
 def ok_streams(streams: Iterable[StreamRecord]) -> tuple[StreamRecord, ...]:
     """The streams that count."""
     return tuple(stream for stream in streams if stream.status is StreamStatus.OK)
-
-
-def read_document(path: Path) -> dict[str, object] | None:
-    """A JSON object beside the records, None where the file is absent."""
-    if not path.exists():
-        return None
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read as JSON: {error}", "run the command that wrote it again") from error
-    if not isinstance(document, dict):
-        raise RecordError(f"{path} holds no JSON object", "run the command that wrote it again")
-    return document
-
-
-def saved_outcomes(path: Path) -> list[OutputOutcome]:
-    """The output checks of verdict.json or check.json; none where there is no file."""
-    document = read_document(path)
-    if document is None:
-        return []
-    try:
-        return _Checks.model_validate_json(json.dumps({"output_checks": document.get("output_checks")})).output_checks
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise RecordError(f"{path}: {where}: {problem['msg']}", "run `kernarc-gate check RUN_DIR` again") from error
-
-
-def standing_outcomes(run_dir: Path) -> dict[str, OutputOutcome]:
-    """The output check of every build that counts, by the gate and by `check`; a lenient one undoes no FAIL."""
-    found: dict[str, OutputOutcome] = {}
-    for name in CHECK_FILES:
-        for outcome in saved_outcomes(run_dir / name):
-            found[outcome.build] = standing(found.get(outcome.build), outcome)
-    return found
 
 
 def _check_result(outcome: OutputOutcome, counted: int) -> CheckResult:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..bootstrap import Floats
-from ..comparison import Measured
+from ..compare import Measured
 from ..config import GateConfig
 from .noise import Noise
 from .noise_components import NoiseComponents, Recommendation, detectable_effect, noise_components, recommend

@@ -79,7 +79,7 @@ def _measure(
     from ...gates.calibrate.calibrate import calibrate as calibrate_run
     from ...gates.calibrate.calibrate import found_noise, rule_of
     from ...gates.calibrate.simulate import Coverage, Decisions, simulate_noise
-    from ...gates.comparison import Measured
+    from ...gates.compare import Measured
     from ...harness.config.builds import resolve_builds
     from ...harness.run.interrupts import sigterm_as_interrupt
     from ...harness.run.plan import RunPlan

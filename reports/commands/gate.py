@@ -125,8 +125,9 @@ def check(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ...gates.compare import output_check_cache, unexpected_is_void, write_check
+    from ...gates.compare import output_check_cache, unexpected_is_void
     from ...gates.outcomes import Verdict
+    from ...gates.output.check_file import write_check
     from ...gates.output.run_check import RunChecker, void_rules_of
     from ...harness.run.completeness import begun_launches, missing_streams, why_unfinished
     from ...harness.run.storage import RunDirectory
@@ -149,14 +150,14 @@ def check(
     kept = write_check(run_dir, outcomes)
     missing = missing_streams(manifest, streams, names, begun_launches(manifest, streams, requests.values()))
     unfinished = why_unfinished(directory, manifest)
-    standing = [one.build for one in kept if one.is_fail]
-    verdict = Verdict.FAIL if standing else _joint(outcomes)
+    recorded_failures = [one.build for one in kept if one.is_fail]
+    verdict = Verdict.FAIL if recorded_failures else _joint(outcomes)
     if missing and verdict is not Verdict.FAIL:
         verdict = Verdict.VOID
     if as_json:
         found = [json.loads(outcome.model_dump_json()) for outcome in outcomes]
         document = {"run_dir": str(run_dir), "verdict": verdict.value, "output_checks": found}
-        document |= {"missing_streams": missing, "standing_failures": standing, "unfinished": unfinished}
+        document |= {"missing_streams": missing, "standing_failures": recorded_failures, "unfinished": unfinished}
         click.echo(json.dumps(document))
     else:
         print_checks(outcomes, identities)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from kernarc.gates.comparison import Measured, evaluate
+from kernarc.gates.compare import Measured, evaluate
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from kernarc.gates.words import with_words

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kernarc.gates.comparison import Measured, evaluate
+from kernarc.gates.compare import Measured, evaluate
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import GateOutcome, OutputOutcome, Verdict
 from kernarc.gates.words import with_words

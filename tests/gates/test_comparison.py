@@ -1,7 +1,7 @@
 """From made-up records to the outcome, its words and its exit code."""
 
 import pytest
-from kernarc.gates.comparison import seconds_a_launch
+from kernarc.gates.compare import seconds_a_launch
 from kernarc.gates.config import GateConfig
 from kernarc.gates.outcomes import Estimator, GateOutcome, Verdict
 from kernarc.harness.run.records import RunManifest, StreamRecord, StreamStatus

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable
 
-from kernarc.gates.comparison import Measured, evaluate
+from kernarc.gates.compare import Measured, evaluate
 from kernarc.gates.config import GateConfig
 from kernarc.gates.display import GateDisplay
 from kernarc.harness.run.records import RunManifest, StreamRecord

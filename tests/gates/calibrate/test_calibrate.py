@@ -8,7 +8,7 @@ import pytest
 from kernarc.gates.calibrate.calibrate import calibrate, found_noise, rule_of
 from kernarc.gates.calibrate.noise import DESIGN_NOISE, NOISES
 from kernarc.gates.calibrate.simulate import COVERAGE_LAUNCHES, POWER_EFFECTS, GateRule, simulate
-from kernarc.gates.comparison import Measured
+from kernarc.gates.compare import Measured
 from kernarc.gates.config import GateConfig
 from kernarc.harness.run.records import RunManifest, StreamRecord, StreamStatus
 from kernarc.reports.calibration_text import calibration_json, print_calibration, print_simulation, simulation_json
