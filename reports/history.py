@@ -15,7 +15,7 @@ from ..harness.errors import RecordError
 from . import frames
 from .frames import Row
 from .saved import SavedRun, ok_streams
-from .validity import why_void
+from .tables import why_void
 
 FIGURE_HEADERS = ("Build", "Commit", "Context", "ms/token", "tok/s", "ms/step", "tokens/step", "Outputs")
 WORDS = ("Measured", "Run", "Model", "Build", "Commit", "Outputs")  # the other columns hold numbers

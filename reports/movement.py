@@ -10,9 +10,8 @@ from ..harness import format as fmt
 from . import frames
 from .frames import Row, settled
 from .saved import SavedRun
-from .tables import SpeedCell, SpeedTable
+from .tables import SpeedCell, SpeedTable, incomparable
 from .titleblock import drawing_number
-from .validity import incomparable
 
 HEADERS = ("Context", "Build", "ms/token before", "ms/token now", "change", "ms/step", "tokens/step", "")
 WORDS = ("Build", "")  # the other columns hold numbers
