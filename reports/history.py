@@ -1,14 +1,27 @@
 """The runs of a folder in the order they were measured: build, commit, date, depth, ms/token. From records alone."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from ..harness import format as fmt
-from ..harness.client.metrics import median_of, step_ms, tokens_per_step, tpot_ms
+from ..harness.client.metrics import median_of, step_ms, tokens_per_second, tokens_per_step, tpot_ms
 from ..harness.errors import RecordError
+from . import frames
+from .frames import Row
 from .saved import SavedRun, ok_streams
-from .validity import why_void
+from .tables import why_void
+
+FIGURE_HEADERS = ("Build", "Commit", "Context", "ms/token", "tok/s", "ms/step", "tokens/step", "Outputs")
+WORDS = ("Measured", "Run", "Model", "Build", "Commit", "Outputs")  # the other columns hold numbers
+OUTPUT_WORDS = {"passed": "checked", "failed": "wrong", "missing": "not checked"}
+NO_SPEED = "no speed"
+WIDE = 100  # terminal columns
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,60 @@ def read_history(folder: Path) -> History:
     return History(tuple(ordered), tuple(skipped))
 
 
+def terminal_view(history: History, width: int) -> RenderableType:
+    """Each run's date, name and model as a heading over its own rows; the reasons are in `notes`.
+
+    Steps are left out where the terminal's `width` cannot hold them.
+    """
+    shown = [place for place, header in enumerate(FIGURE_HEADERS) if width >= WIDE or not header.endswith("/step")]
+    figures = [FIGURE_HEADERS, *map(_figures, history.entries)]
+    widths = [max(map(len, column)) for column in zip(*figures, strict=True)]
+    blocks: list[RenderableType] = []
+    for (measured_utc, run_id), group in groupby(history.entries, key=lambda each: (each.measured_utc, each.run_id)):
+        entries = list(group)
+        models = ", ".join(dict.fromkeys(entry.model for entry in entries))
+        blocks.append(Text(f"{_when(measured_utc)}  {run_id}  {models}", style="bold"))
+        blocks.append(_run_table(entries, widths, shown))
+    return Group(*blocks)
+
+
+def notes(history: History) -> list[str]:
+    """Why entries have no speed, and which folders were skipped."""
+    empty: dict[tuple[str, str], list[str]] = {}
+    for entry in history.entries:
+        if entry.void_reason is not None:
+            where = f"{entry.build} at {fmt.count(entry.depth)}"
+            empty.setdefault((entry.run_id, entry.void_reason), []).append(where)
+    lines = [f"{run_id}: no speed for {', '.join(where)}: {reason}." for (run_id, reason), where in empty.items()]
+    return lines + [f"{path}: skipped, {reason}" for path, reason in history.skipped]
+
+
+def markdown(history: History) -> str:
+    """history.md."""
+    headers = ("Measured", "Run", "Model", *FIGURE_HEADERS)
+    rows = [(_when(each.measured_utc), each.run_id, each.model, *_figures(each)) for each in history.entries]
+    return frames.markdown(headers, rows, notes(history), words=WORDS)
+
+
+def documents(history: History) -> list[Row]:
+    """Flat rows with settled numbers."""
+    return [
+        {name: fmt.settle(value) if isinstance(value, float) else value for name, value in asdict(entry).items()}
+        for entry in history.entries
+    ]
+
+
+def csv_text(history: History) -> str:
+    """history.csv."""
+    rows = documents(history)
+    return frames.csv_text(list(rows[0]) if rows else [], rows)
+
+
+def document(history: History) -> dict[str, object]:
+    """history.json."""
+    return {"rows": documents(history), "skipped": [list(each) for each in history.skipped]}
+
+
 def _entries(run: SavedRun) -> Iterator[Entry]:
     manifest = run.manifest
     for build in manifest.builds:
@@ -98,3 +165,31 @@ def _entries(run: SavedRun) -> Iterator[Entry]:
                 outputs=str(run.output_check(build.name).state),
                 void_reason=reason,
             )
+
+
+def _run_table(entries: Sequence[Entry], widths: Sequence[int], shown: Sequence[int]) -> Table:
+    view = frames.terminal_table(
+        [FIGURE_HEADERS[place] for place in shown], words=WORDS, widths=[widths[place] for place in shown]
+    )
+    for entry in entries:
+        figures = _figures(entry)
+        view.add_row(*(Text(figures[place]) for place in shown))
+    return view
+
+
+def _figures(entry: Entry) -> tuple[str, ...]:
+    """One entry under FIGURE_HEADERS."""
+    return (
+        entry.build,
+        f"{entry.commit[:9]}{'+' if entry.is_dirty else ''}" if entry.commit else fmt.MISSING,
+        fmt.count(entry.depth),
+        fmt.milliseconds(entry.tpot_ms),
+        fmt.tokens_per_second(None if entry.tpot_ms is None else tokens_per_second(entry.tpot_ms)),
+        fmt.milliseconds(entry.step_ms),
+        fmt.tokens_per_step(entry.tokens_per_step),
+        OUTPUT_WORDS[entry.outputs] if entry.void_reason is None else NO_SPEED,
+    )
+
+
+def _when(utc: str) -> str:
+    return utc[:16].replace("T", " ")

@@ -49,8 +49,17 @@ def _figure(history: History) -> Figure:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
     ncols = max(1, min(len(labels), int(width / 2.4)))
-    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 1 - 0.3 / height), ncols=ncols, frameon=False,
-                  fontsize=8.5, borderaxespad=0, handlelength=2.6)  # fmt: skip
+    figure.legend(
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(0, 1 - 0.3 / height),
+        ncols=ncols,
+        frameon=False,
+        fontsize=8.5,
+        borderaxespad=0,
+        handlelength=2.6,
+    )
     figure.text(0.12 / width, 1 - 0.18 / height, "ms/token, run after run", fontsize=10, fontweight="bold", va="center")
     return figure
 
@@ -61,10 +70,17 @@ def _panel(panel: Axes, history: History, depth: int) -> None:
         entries = [each for each in history.entries if each.series == series and each.depth == depth and each.tpot_ms]
         stroke = _stroke(index, len(history.series))
         panel.plot(
-            [places[each.measured_utc, each.run_id] for each in entries], [each.tpot_ms or 0.0 for each in entries],
-            color=stroke.colour, linestyle=stroke.dash, linewidth=1.5, marker=stroke.marker, markersize=4.5,
-            markerfacecolor=stroke.colour if stroke.is_filled else PAPER, markeredgewidth=1.2, label=name,
-        )  # fmt: skip
+            [places[each.measured_utc, each.run_id] for each in entries],
+            [each.tpot_ms or 0.0 for each in entries],
+            color=stroke.colour,
+            linestyle=stroke.dash,
+            linewidth=1.5,
+            marker=stroke.marker,
+            markersize=4.5,
+            markerfacecolor=stroke.colour if stroke.is_filled else PAPER,
+            markeredgewidth=1.2,
+            label=name,
+        )
     panel.set_title(f"{fmt.count(depth)} tokens of context", fontsize=9, loc="left", color=INK)
     highest = max((each.tpot_ms or 0.0 for each in history.entries if each.depth == depth), default=0.0)
     panel.set_ylim(0, highest * 1.15 or 1.0)

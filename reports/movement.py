@@ -1,20 +1,20 @@
 """What moved between two publications, build by build and depth by depth. Two sessions: derived, never a verdict."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ..harness import format as fmt
+from . import frames
+from .frames import Row, settled
 from .saved import SavedRun
-from .tables import SpeedCell, SpeedTable
+from .tables import SpeedCell, SpeedTable, incomparable
 from .titleblock import drawing_number
-from .validity import incomparable
 
 HEADERS = ("Context", "Build", "ms/token before", "ms/token now", "change", "ms/step", "tokens/step", "")
+WORDS = ("Build", "")  # the other columns hold numbers
 APART, WITHIN = "intervals apart", "within the intervals"
 
 
@@ -123,9 +123,7 @@ def notes(revision: Revision) -> list[str]:
 
 def terminal_table(revision: Revision) -> Table:
     """For a rich console."""
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for place, header in enumerate(HEADERS):
-        view.add_column(header, justify="left" if place in (1, 7) else "right")
+    view = frames.terminal_table(HEADERS, words=WORDS)
     for row in rows(revision):
         view.add_row(*(Text(text) for text in row))
     return view
@@ -133,32 +131,29 @@ def terminal_table(revision: Revision) -> Table:
 
 def markdown(revision: Revision) -> str:
     """moved.md."""
-    lines = ["| " + " | ".join(HEADERS) + " |", "| ---: | --- |" + " ---: |" * 5 + " --- |"]
-    lines += ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows(revision)]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes(revision))]) + "\n"
+    return frames.markdown(HEADERS, rows(revision), notes(revision), words=WORDS)
 
 
-def documents(revision: Revision) -> list[dict[str, str | int | float | None]]:
+def documents(revision: Revision) -> list[Row]:
     """Flat rows for JSON; changes as fractions."""
     return [
         {
             "depth": movement.depth,
             "build": movement.build,
-            "tpot_ms_before": _settled(movement.before.tpot_ms),
-            "tpot_ms": _settled(movement.now.tpot_ms),
-            "tpot_change": _settled(movement.tpot_change),
-            "step_change": _settled(movement.step_change),
-            "tokens_per_step_change": _settled(movement.tokens_per_step_change),
+            "tpot_ms_before": settled(movement.before.tpot_ms),
+            "tpot_ms": settled(movement.now.tpot_ms),
+            "tpot_change": settled(movement.tpot_change),
+            "step_change": settled(movement.step_change),
+            "tokens_per_step_change": settled(movement.tokens_per_step_change),
             "words": movement.words,
         }
         for movement in revision.movements
     ]
 
 
-def json_text(revision: Revision) -> str:
+def document(revision: Revision) -> dict[str, object]:
     """moved.json."""
-    document = {"since": revision.former_number, "refusal": revision.refusal, "moved": documents(revision)}
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return {"since": revision.former_number, "refusal": revision.refusal, "moved": documents(revision)}
 
 
 def _movements(former: SpeedTable, present: SpeedTable, may_compare: bool) -> Iterator[Movement]:
@@ -170,7 +165,3 @@ def _movements(former: SpeedTable, present: SpeedTable, may_compare: bool) -> It
                 continue
             cells = former.cells[match.key, depth], present.cells[column.key, depth]
             yield Movement(depth, column.label, *cells, may_compare)
-
-
-def _settled(value: float | None) -> float | None:
-    return None if value is None else fmt.settle(value)

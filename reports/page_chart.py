@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..harness import format as fmt
-from .chart import DATUM_TOKENS_PER_SECOND, datum_fits
-from .labels import Placement, Spot, between, clearest, place, side_by_side
+from .chart import DATUM_TOKENS_PER_SECOND, Placement, Spot, between, clearest, datum_fits, place, side_by_side
 from .table_files import interval_text
 from .tables import SpeedCell, SpeedTable
 

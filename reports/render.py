@@ -1,13 +1,11 @@
 """Everything a run publishes, written into one folder from saved records alone."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console, RenderableType
-
-from . import chart, history_chart, history_files, movement, table_files
+from . import chart, frames, history_chart, movement, table_files
+from . import history as histories
 from .history import History
 from .movement import Revision, revision_since
 from .page import render_page
@@ -42,7 +40,7 @@ class Publication:
         files = {
             "table.md": table_files.markdown(self.table).encode(),
             "table.csv": table_files.csv_text(self.table).encode(),
-            "table.json": table_files.json_text(self.table).encode(),
+            "table.json": frames.json_text(table_files.document(self.table)).encode(),
             "speed.svg": chart.render_svg(self.table),
             "speed.png": chart.render_png(self.table),
             "index.html": render_page(self.runs, self.table, letter=letter, revision=self.revision),
@@ -51,7 +49,7 @@ class Publication:
             (out_dir / name).unlink(missing_ok=True)
         if self.revision is not None:
             files["moved.md"] = movement.markdown(self.revision).encode()
-            files["moved.json"] = movement.json_text(self.revision).encode()
+            files["moved.json"] = frames.json_text(movement.document(self.revision)).encode()
         return _write(files, out_dir)
 
 
@@ -66,37 +64,30 @@ def render_run(run_dirs: Sequence[Path], out_dir: Path, *, require_check: bool =
 def write_history(history: History, out_dir: Path) -> list[Path]:
     """history.{md,csv,json,svg,png}."""
     files = {
-        "history.md": history_files.markdown(history).encode(),
-        "history.csv": history_files.csv_text(history).encode(),
-        "history.json": history_files.json_text(history).encode(),
+        "history.md": histories.markdown(history).encode(),
+        "history.csv": histories.csv_text(history).encode(),
+        "history.json": frames.json_text(histories.document(history)).encode(),
         "history.svg": history_chart.render_svg(history),
         "history.png": history_chart.render_png(history),
     }
     return _write(files, out_dir)
 
 
-def render_table_text(table: SpeedTable, width: int = 120, *, colour: bool = False) -> str:
+def render_table_text(table: SpeedTable, width: int = frames.WIDTH, *, colour: bool = False) -> str:
     """The table for a terminal of `width` columns, plain unless colour is asked for."""
-    return _console_text(table_files.terminal_table(table, width), table_files.table_notes(table), width, colour)
+    return frames.terminal_text(
+        table_files.terminal_table(table, width), table_files.table_notes(table), width, colour=colour
+    )
 
 
-def render_movement_text(revision: Revision, width: int = 120, *, colour: bool = False) -> str:
+def render_movement_text(revision: Revision, width: int = frames.WIDTH, *, colour: bool = False) -> str:
     """What moved, for a terminal."""
-    return _console_text(movement.terminal_table(revision), movement.notes(revision), width, colour)
+    return frames.terminal_text(movement.terminal_table(revision), movement.notes(revision), width, colour=colour)
 
 
-def render_history_text(history: History, width: int = 120, *, colour: bool = False) -> str:
+def render_history_text(history: History, width: int = frames.WIDTH, *, colour: bool = False) -> str:
     """The runs of a folder, for a terminal."""
-    return _console_text(history_files.terminal_view(history, width), history_files.notes(history), width, colour)
-
-
-def _console_text(view: RenderableType, notes: Sequence[str], width: int, colour: bool) -> str:
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None)
-    console.print(view)
-    for note in notes:
-        console.print(note, style="dim", markup=False, highlight=False)
-    return stream.getvalue()
+    return frames.terminal_text(histories.terminal_view(history, width), histories.notes(history), width, colour=colour)
 
 
 def _write(files: Mapping[str, bytes], out_dir: Path) -> list[Path]:

@@ -1,16 +1,14 @@
 """The table as Markdown, CSV, JSON and terminal text. All four print the same cells through format.py."""
 
-import csv
-import io
-import json
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ..harness import format as fmt
 from ..harness.run.records import BuildRecord
+from . import frames
+from .frames import Row, settled
 from .speed_ups import SpeedUp
 from .tables import Column, SpeedCell, SpeedTable
 
@@ -18,28 +16,46 @@ SCHEMA_VERSION = 1
 GEOMEAN = "Geomean"
 INTERVAL = "95 % CI"
 HEADERS = (
-    "Context", "Build", "tok/s", "ms/token", INTERVAL, "ms/step", "tokens/step", "first token ms", "speed-up", INTERVAL,
-)  # fmt: skip
+    "Context",
+    "Build",
+    "tok/s",
+    "ms/token",
+    INTERVAL,
+    "ms/step",
+    "tokens/step",
+    "first token ms",
+    "speed-up",
+    INTERVAL,
+)
+WORDS = ("Build",)  # the other columns hold numbers
 NARROW_HEADERS = {"tokens/step": "tokens\n/step", "first token ms": "first\ntoken ms"}
 WIDE = 100  # terminal columns from which intervals are shown
 CSV_FIELDS = (
-    "depth", "build", "run_id", "measured_on", "tokens_per_second", "tpot_ms", "tpot_ms_low", "tpot_ms_high", "step_ms",
-    "tokens_per_step", "ttft_ms", "streams", "void_streams", "is_checked", "void_reason", "speed_up", "speed_up_low",
-    "speed_up_high", "speed_up_kind",
-)  # fmt: skip
-Value = str | int | float | bool | None
-Row = dict[str, Value]
+    "depth",
+    "build",
+    "run_id",
+    "measured_on",
+    "tokens_per_second",
+    "tpot_ms",
+    "tpot_ms_low",
+    "tpot_ms_high",
+    "step_ms",
+    "tokens_per_step",
+    "ttft_ms",
+    "streams",
+    "void_streams",
+    "is_checked",
+    "void_reason",
+    "speed_up",
+    "speed_up_low",
+    "speed_up_high",
+    "speed_up_kind",
+)
 
 
 def markdown(table: SpeedTable) -> str:
-    """A GitHub table, one row a depth and build, with its conditions below."""
-    lines = [
-        "| " + " | ".join(HEADERS) + " |",
-        "|" + "|".join(" --- " if header == "Build" else " ---: " for header in HEADERS) + "|",
-    ]
-    lines += ["| " + " | ".join(_escape(text) for text in row) + " |" for row in _text_rows(table)]
-    lines += ["", *(f"- {_escape(note)}" for note in table_notes(table))]
-    return "\n".join(lines) + "\n"
+    """table.md, with its conditions below."""
+    return frames.markdown(HEADERS, _text_rows(table), table_notes(table), words=WORDS)
 
 
 def rows(table: SpeedTable) -> list[Row]:
@@ -48,17 +64,13 @@ def rows(table: SpeedTable) -> list[Row]:
 
 
 def csv_text(table: SpeedTable) -> str:
-    """Tidy CSV: one row a depth and build; empty where there is no number."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, CSV_FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows(table))
-    return stream.getvalue()
+    """table.csv: one row a depth and build."""
+    return frames.csv_text(CSV_FIELDS, rows(table))
 
 
-def json_text(table: SpeedTable) -> str:
+def document(table: SpeedTable) -> dict[str, object]:
     """`{schema_version, columns, depths, cells, geometric_mean}`; a missing number is null."""
-    document = {
+    return {
         "schema_version": SCHEMA_VERSION,
         "baseline": table.baseline.label,
         "columns": [
@@ -69,15 +81,12 @@ def json_text(table: SpeedTable) -> str:
         "cells": rows(table),
         "geometric_mean": {"depths": list(table.geometric_mean_depths), "columns": _geometric_means(table)},
     }
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def terminal_table(table: SpeedTable, width: int = WIDE) -> Table:
     """The same table for a rich console; the intervals stay out where `width` columns cannot hold them."""
-    view = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left", collapse_padding=True)
     shown = [place for place, header in enumerate(HEADERS) if width >= WIDE or header != INTERVAL]
-    for place in shown:
-        view.add_column(NARROW_HEADERS.get(HEADERS[place], HEADERS[place]), justify="left" if place == 1 else "right")
+    view = frames.terminal_table([NARROW_HEADERS.get(HEADERS[place], HEADERS[place]) for place in shown], words=WORDS)
     previous = ""
     for row in _text_rows(table):
         if previous and row[0] != previous:
@@ -241,13 +250,13 @@ def _row(table: SpeedTable, cell: SpeedCell) -> Row:
         "build": cell.column.label,
         "run_id": cell.column.run_id,
         "measured_on": cell.column.measured_on,
-        "tokens_per_second": _settled(cell.tokens_per_second),
-        "tpot_ms": _settled(cell.tpot_ms),
-        "tpot_ms_low": _settled(cell.tpot.low if cell.tpot else None),
-        "tpot_ms_high": _settled(cell.tpot.high if cell.tpot else None),
-        "step_ms": _settled(cell.step_ms),
-        "tokens_per_step": _settled(cell.tokens_per_step),
-        "ttft_ms": _settled(cell.ttft_ms),
+        "tokens_per_second": settled(cell.tokens_per_second),
+        "tpot_ms": settled(cell.tpot_ms),
+        "tpot_ms_low": settled(cell.tpot.low if cell.tpot else None),
+        "tpot_ms_high": settled(cell.tpot.high if cell.tpot else None),
+        "step_ms": settled(cell.step_ms),
+        "tokens_per_step": settled(cell.tokens_per_step),
+        "ttft_ms": settled(cell.ttft_ms),
         "streams": cell.streams,
         "void_streams": cell.void_streams,
         "is_checked": cell.is_checked,
@@ -260,9 +269,9 @@ def _speed_up_fields(speed_up: SpeedUp | None) -> Row:
     if speed_up is None or speed_up.ratio is None:
         return {"speed_up": None, "speed_up_low": None, "speed_up_high": None, "speed_up_kind": None}
     return {
-        "speed_up": _settled(speed_up.ratio),
-        "speed_up_low": _settled(speed_up.low),
-        "speed_up_high": _settled(speed_up.high),
+        "speed_up": settled(speed_up.ratio),
+        "speed_up_low": settled(speed_up.low),
+        "speed_up_high": settled(speed_up.high),
         "speed_up_kind": "derived" if speed_up.is_derived else "paired",
     }
 
@@ -271,17 +280,9 @@ def _geometric_means(table: SpeedTable) -> list[Row]:
     return [
         {
             "build": mean.column.label,
-            "tpot_ms": _settled(mean.tpot_ms),
-            "tokens_per_second": _settled(mean.tokens_per_second),
+            "tpot_ms": settled(mean.tpot_ms),
+            "tokens_per_second": settled(mean.tokens_per_second),
             **_speed_up_fields(table.speed_ups.get((mean.column.key, None))),
         }
         for mean in table.geometric_means.values()
     ]
-
-
-def _settled(value: float | None) -> float | None:
-    return None if value is None else fmt.settle(value)
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ..harness.client.metrics import step_ms, tokens_per_second, tokens_per_step, tpot_ms, ttft_ms
-from ..harness.errors import RecordError
-from ..harness.run.records import BuildRecord, StreamRecord
+from ..harness.environment import require_comparable
+from ..harness.errors import ConfigError, RecordError
+from ..harness.run.completeness import how_to_continue
+from ..harness.run.records import BuildRecord, RunManifest, StreamRecord, StreamStatus
 from .estimates import Estimate, geometric_mean, median_estimate
 from .saved import CheckState, SavedRun, ok_streams
 from .speed_ups import SpeedUp, SpeedUps, derived, paired
-from .validity import incomparable, void_reasons, why_void
 
 NO_SPEED_UP = SpeedUp(None, is_derived=False)
 
@@ -244,3 +245,39 @@ def _geometric_mean(cells: dict[tuple[str, int], SpeedCell], column: Column, dep
     tpots = [cell.tpot_ms for depth in depths if (cell := cells[column.key, depth]).tpot_ms is not None]
     mean = geometric_mean(tpots)
     return GeometricMean(column, mean, tokens_per_second(mean))
+
+
+def why_void(run: SavedRun, build: str, depth: int, *, require_check: bool) -> str | None:
+    """The first reason that takes this cell's speed; None where it has one.
+
+    require_check: outputs that nobody checked are a reason (a publication). A failed check always is.
+    """
+    streams = run.cell_streams(build, depth)
+    reasons = void_reasons(streams)
+    void = sum(stream.status is StreamStatus.VOID for stream in streams)
+    planned = run.manifest.requests_per_depth * len(run.begun_launches)
+    expected = planned - run.excluded_streams(build, depth)
+    if not streams:
+        return "not measured"
+    if void > run.manifest.max_void_streams_per_cell:
+        return f"{void} of {len(streams)} streams void: {'; '.join(reasons)}"
+    if len(streams) < expected:
+        return f"{len(streams)} of {expected} streams recorded: {how_to_continue(run.manifest.kind, 'RUN_DIR')}"
+    check = run.output_check(build)
+    refused = {CheckState.FAILED, CheckState.MISSING} if require_check else {CheckState.FAILED}
+    return check.reason if check.state in refused else None
+
+
+def void_reasons(streams: Sequence[StreamRecord]) -> tuple[str, ...]:
+    """Each different reason of the void streams once."""
+    void = (stream for stream in streams if stream.status is StreamStatus.VOID)
+    return tuple(sorted({stream.void_reason or "no reason recorded" for stream in void}))
+
+
+def incomparable(first: RunManifest, second: RunManifest) -> str | None:
+    """Why the speeds of two runs may not be set against each other; None where they may."""
+    try:
+        require_comparable(first, second)
+    except ConfigError as error:
+        return error.message
+    return None

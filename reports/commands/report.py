@@ -1,7 +1,6 @@
 """`kernarc-gate report` and `history`: tables, charts and the page, from saved records alone."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ def report(
     baseline. A speed is shown only where the output check passed (`kernarc-gate check RUN_DIR`). The same records give
     the same bytes. Exit code 4 where no cell has a speed.
     """
+    from ..frames import screen
     from ..render import Publication, render_movement_text, render_table_text
     from ..titleblock import drawing_number
 
@@ -39,7 +39,7 @@ def report(
     if as_json:
         click.echo(json.dumps(_document(publication, folder, paths, drawing_number(publication.runs))))
     else:
-        width, colour = shutil.get_terminal_size((120, 40)).columns, sys.stdout.isatty()
+        width, colour = screen()
         click.echo(render_table_text(publication.table, width, colour=colour), nl=False)
         if publication.revision is not None:
             click.echo(render_movement_text(publication.revision, width, colour=colour), nl=False)
@@ -61,8 +61,8 @@ def history(folder: Path, out: Path | None, as_json: bool) -> None:
 
     Reads the records themselves; there is no database. FOLDER is searched with everything below it. [default: runs]
     """
-    from ..history import read_history
-    from ..history_files import json_text
+    from ..frames import screen
+    from ..history import document, read_history
     from ..render import render_history_text, write_history
 
     found = read_history(folder)
@@ -70,10 +70,10 @@ def history(folder: Path, out: Path | None, as_json: bool) -> None:
         paths = write_history(found, out)
         click.echo(f"{out}: {', '.join(path.name for path in paths)}", err=True)
     if as_json:
-        click.echo(json.dumps(json.loads(json_text(found))))
+        click.echo(json.dumps(document(found), sort_keys=True))
     else:
-        width = shutil.get_terminal_size((120, 40)).columns
-        click.echo(render_history_text(found, width, colour=sys.stdout.isatty()), nl=False)
+        width, colour = screen()
+        click.echo(render_history_text(found, width, colour=colour), nl=False)
 
 
 def _document(publication: Any, folder: Path, paths: list[Path], number: str) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from kernarc.reports.chart import datum_fits
-from kernarc.reports.labels import MARK, Placement, Spot, place
+from kernarc.reports.chart import MARK, Placement, Spot, datum_fits, place
 
 HEIGHT = 16.0
 BOUNDS = (0.0, 0.0, 400.0, 300.0)

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 from kernarc.harness.run.records import StreamRecord, StreamStatus
 from kernarc.harness.run.storage import RunDirectory
-from kernarc.reports import table_files
+from kernarc.reports import frames, table_files
 from kernarc.reports.render import render_table_text
 from kernarc.reports.saved import load_runs
 from kernarc.reports.tables import SpeedTable, speed_table
@@ -191,7 +191,7 @@ def test_void_and_missing_streams_take_the_speed(
 
 def test_markdown_csv_and_json_say_the_same(table: SpeedTable) -> None:
     from_csv = list(csv.DictReader(io.StringIO(table_files.csv_text(table))))
-    from_json = json.loads(table_files.json_text(table))["cells"]
+    from_json = json.loads(frames.json_text(table_files.document(table)))["cells"]
     lines = table_files.markdown(table).splitlines()[2:]
     for line, row, cell in zip(lines, from_csv, from_json, strict=False):
         printed = [text.strip() for text in line.strip("|").split("|")]
@@ -206,7 +206,11 @@ def test_markdown_csv_and_json_say_the_same(table: SpeedTable) -> None:
 
 def test_rows_of_streams_in_any_order_give_the_same_table(make_run: MakeRun, tmp_path: Path, table: SpeedTable) -> None:
     shuffled = speed_table(load_runs([make_run(tmp_path / "full", shuffle=random.Random(3).randrange(99))]))
-    for render in (table_files.markdown, table_files.csv_text, table_files.json_text):
+    for render in (
+        table_files.markdown,
+        table_files.csv_text,
+        lambda each: frames.json_text(table_files.document(each)),
+    ):
         assert render(shuffled) == render(table)
 
 
