@@ -1,6 +1,6 @@
 """One launch: engines start, warm up, answer their share of the schedule, and end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,7 +65,6 @@ class Launch:
         launch: int,
         slots: Sequence[Slot],
         requests: Mapping[str, Request],
-        on_stream: Callable[[StreamRecord], None],
     ) -> None:
         """Appends a stream for every slot, in order. Every engine is stopped however this ends.
 
@@ -86,7 +85,7 @@ class Launch:
                     arms[slot.build].crowded_streams += bool(busy)
                     record = record.model_copy(update={"busy_neighbours": busy})
                     self._directory.append(record)
-                    on_stream(record)
+                    self._observer.stream_done(record)
             except BaseException:
                 with suppress(StorageError):  # a full disk must not hide what went wrong
                     self._record(arms.values(), launch)
