@@ -62,8 +62,11 @@ def test_two_builds_of_known_speed(fake_build: MakeBuild, tmp_path: Path) -> Non
             assert token == last
     assert Counter(stream.build for stream in run.directory.streams() if stream.is_warmup) == {"slow": 4, "fast": 4}
     assert [(r.build, r.launch) for r in manifest.launch_records] == [
-        ("slow", 0), ("fast", 0), ("fast", 1), ("slow", 1),
-    ]  # fmt: skip
+        ("slow", 0),
+        ("fast", 0),
+        ("fast", 1),
+        ("slow", 1),
+    ]
     assert all(record.samples and record.ready_s > 0 for record in manifest.launch_records)
     assert all(record.server_counters_after["fake:prefix_cache_hits_total"] == 0 for record in manifest.launch_records)
     build = manifest.builds[0]
