@@ -1,6 +1,6 @@
 """One launch: engines start, warm up, answer their share of the schedule, and end."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..client.token_counts import TextTokenizer
 from ..config.builds import Build
 from ..config.checkpoints import Checkpoint
 from ..config.models import MeasurementConfig
-from ..engines.base import Engine, RunningEngine, cache_hits, verify_steps
+from ..engines.base import RunningEngine, cache_hits, verify_steps
 from ..engines.endpoint import api_key, connect
 from ..engines.registry import engine_of
 from ..environment import sample, void_reason
@@ -65,7 +65,6 @@ class Launch:
         launch: int,
         slots: Sequence[Slot],
         requests: Mapping[str, Request],
-        on_stream: Callable[[StreamRecord], None],
     ) -> None:
         """Appends a stream for every slot, in order. Every engine is stopped however this ends.
 
@@ -86,7 +85,7 @@ class Launch:
                     arms[slot.build].crowded_streams += bool(busy)
                     record = record.model_copy(update={"busy_neighbours": busy})
                     self._directory.append(record)
-                    on_stream(record)
+                    self._observer.stream_done(record)
             except BaseException:
                 with suppress(StorageError):  # a full disk must not hide what went wrong
                     self._record(arms.values(), launch)
@@ -101,7 +100,7 @@ class Launch:
             engine = connect(build)
         else:
             log_path = self._log_path(name, launch)
-            engine = self._engine(build).start(
+            engine = engine_of(build, self._plan.max_context).start(
                 checkpoint.path,
                 log_path,
                 limits,
@@ -114,9 +113,6 @@ class Launch:
         client = StreamingClient(engine.base_url, limits, tokenizer=tokenizer, api_key=api_key(build))
         stack.callback(client.close)
         return _Arm(build, engine, client, tokenizer, counters=engine.counters())
-
-    def _engine(self, build: Build) -> Engine:
-        return engine_of(build, self._plan.max_context)
 
     def _log_path(self, name: str, launch: int) -> Path:
         safe_name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)

@@ -123,16 +123,12 @@ def bench_plan(name: str, config: BenchConfig, builds_given: tuple[str, ...] | N
     Where vLLM is wanted but not installed the configuration's builds_without_vllm stand in; ConfigError without any.
     """
     builds = resolve_builds(builds_given or config.builds, config.model)
-    missing = [build.name for build in builds if _needs_missing_vllm(build)]
+    missing = [build.name for build in builds if build.engine == "vllm" and build.config.python is None]
     remark = None
-    if missing:
+    if missing and find_installation() is None:
         if builds_given is not None or not config.builds_without_vllm:
             raise ConfigError(f"{', '.join(missing)}: vLLM is not installed", INSTALL_HINT)
         builds = resolve_builds(config.builds_without_vllm, config.model)
         remark = f"vLLM is not installed, so {' and '.join(b.name for b in builds)} are compared; {INSTALL_HINT}"
     effective = config.model_copy(update={"builds": builds_given or config.builds})
     return BenchPlan(RunPlan.of("bench", name, effective, builds, config.launches), remark)
-
-
-def _needs_missing_vllm(build: Build) -> bool:
-    return build.engine == "vllm" and build.config.python is None and find_installation() is None

@@ -1,7 +1,7 @@
 """A run: created from a plan, measured launch by launch, interrupted by anything, resumed to the same end."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +17,11 @@ from .completeness import how_to_continue
 from .launch import Launch
 from .plan import RunPlan, read_plan, require_distinct_names, write_plan
 from .progress import RunObserver
-from .records import BuildRecord, Interruption, RunManifest, StreamRecord
+from .records import BuildRecord, Interruption, RunManifest
 from .requests import RequestSet
 from .resume import as_far_as_recorded, not_verified, require_unchanged
 from .schedule import Slot, launch_order, launch_schedule
 from .storage import Request, RunDirectory, StorageError, now_utc
-
-OnStream = Callable[[StreamRecord], None]
 
 
 class Run:
@@ -126,14 +124,14 @@ class Run:
         names = [build.name for build in self.plan.builds]
         return launch_schedule(names, measurement.depths, measurement.requests_per_depth, launch, measurement.seed)
 
-    def measure(self, on_stream: OnStream | None = None) -> RunManifest:
+    def measure(self) -> RunManifest:
         """Measures every launch that is not complete, and finishes the run."""
         with self._session():
             for launch in range(self.plan.launches):
-                self.measure_launch(launch, on_stream)
+                self.measure_launch(launch)
             return self.finish()
 
-    def measure_launch(self, launch: int, on_stream: OnStream | None = None) -> None:
+    def measure_launch(self, launch: int) -> None:
         """Measures what is missing of one launch: starts its engines, warms up, ABBA, stops them.
 
         Whatever raises, what was measured is kept, the interruption is recorded and no engine is left running.
@@ -146,7 +144,7 @@ class Run:
             self._observer.launch_begins(launch, slots)
             measured = Launch(self.plan, self.directory, self._checkpoints, self._gpu, self._observer)
             for group in self._resident_together(launch, slots):
-                measured.measure(launch, group, requests, lambda stream: self._tell(stream, on_stream))
+                measured.measure(launch, group, requests)
 
     def finish(self, launches: int | None = None) -> RunManifest:
         """Marks the run finished; launches: how many were measured, where a gate stopped before its limit."""
@@ -160,11 +158,6 @@ class Run:
         order = launch_order([build.name for build in self.plan.builds], launch)
         groups = [[slot for slot in slots if slot.build == name] for name in order]
         return [group for group in groups if group]
-
-    def _tell(self, stream: StreamRecord, on_stream: OnStream | None) -> None:
-        self._observer.stream_done(stream)
-        if on_stream is not None:
-            on_stream(stream)
 
     def _requests_of(self, launch: int) -> dict[str, Request]:
         """The prompts of a launch by id, written down before any is sent."""

@@ -59,8 +59,10 @@ def test_beside_a_cpu_torch_schemas_are_declared_and_optional_packages_hidden(
 ) -> None:
     seen = answer(cuda=None, loads=False)
     assert seen == {
-        "torch at start": False, "torchaudio": False, "declared": ["torchvision::nms", "torchvision::qnms"],
-    }  # fmt: skip
+        "torch at start": False,
+        "torchaudio": False,
+        "declared": ["torchvision::nms", "torchvision::qnms"],
+    }
 
 
 def test_a_torchvision_that_loads_declares_its_own(answer: Callable[..., dict[str, object]]) -> None:

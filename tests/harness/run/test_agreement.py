@@ -36,7 +36,9 @@ def test_the_first_difference(ids: tuple[int, ...], position: int, answer: MakeS
 
 def test_void_streams_and_warm_ups_say_nothing(answer: MakeStream) -> None:
     streams = [
-        answer("a", "r0", (1,)), answer("b", "r0", (2,), status=StreamStatus.VOID, void_reason="x"),
-        answer("a", "w0", (1,), is_warmup=True), answer("b", "w0", (2,), is_warmup=True),
-    ]  # fmt: skip
+        answer("a", "r0", (1,)),
+        answer("b", "r0", (2,), status=StreamStatus.VOID, void_reason="x"),
+        answer("a", "w0", (1,), is_warmup=True),
+        answer("b", "w0", (2,), is_warmup=True),
+    ]
     assert "no request was answered with ids by both" in id_agreement(streams, "a", "b").sentence()

@@ -61,12 +61,19 @@ def test_a_display_shows_what_happens_without_a_thread(
     output = io.StringIO()
     before = set(threading.enumerate())  # other tests' threads may still be there
     threads: set[threading.Thread] = set()
+
+    class Display(ProgressDisplay):
+        def stream_done(self, stream: StreamRecord) -> None:
+            super().stream_done(stream)
+            threads.update(threading.enumerate())
+
     config = MeasurementConfig(depths=(20,), requests_per_depth=2, max_tokens=9)
     plan = RunPlan.of("bench", "test", config, [fake_build("a")], 1)
-    with ProgressDisplay(Console(file=output, force_terminal=is_terminal, width=200, color_system=None)) as display:
+    with Display(Console(file=output, force_terminal=is_terminal, width=200, color_system=None)) as display:
         run = Run.create(plan, tmp_path / "run", display)
         display.begin(run)
-        run.measure(lambda _: threads.update(threading.enumerate()))
+        run.measure()
+    assert threads
     assert threads <= before
     shown = output.getvalue()
     assert f"run directory: {tmp_path / 'run'}" in shown.replace("\n", "")

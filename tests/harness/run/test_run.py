@@ -10,6 +10,7 @@ from kernarc.harness.config.builds import Build, resolve_build
 from kernarc.harness.config.models import MeasurementConfig, VoidRulesConfig
 from kernarc.harness.errors import ConfigError, EngineError
 from kernarc.harness.run.plan import RunPlan
+from kernarc.harness.run.progress import RunObserver
 from kernarc.harness.run.records import RunManifest, StreamRecord, StreamStatus
 from kernarc.harness.run.run import Run
 from kernarc.harness.run.storage import RunDirectory
@@ -17,6 +18,13 @@ from kernarc.harness.selftest.conformance.process import ConformanceServer
 
 MakeBuild = Callable[..., Build]
 MAX_TOKENS = 17
+
+
+class Told(RunObserver):
+    """Calls back after each measured stream."""
+
+    def __init__(self, stream_done: Callable[[StreamRecord], object]) -> None:
+        self.stream_done = stream_done  # type: ignore[assignment, method-assign]
 
 
 def make_plan(builds: list[Build], *, launches: int = 1, **measurement: object) -> RunPlan:
@@ -31,9 +39,9 @@ def measured(directory: RunDirectory) -> list[StreamRecord]:
 
 def test_two_builds_of_known_speed(fake_build: MakeBuild, tmp_path: Path) -> None:
     plan = make_plan([fake_build("slow", "--step-ms", "20"), fake_build("fast", "--step-ms", "10")], launches=2)
-    run = Run.create(plan, tmp_path / "run")
     told: list[StreamRecord] = []
-    manifest = run.measure(told.append)
+    run = Run.create(plan, tmp_path / "run", Told(told.append))
+    manifest = run.measure()
     streams = measured(run.directory)
     assert manifest.finished_utc is not None
     assert told == streams
@@ -54,8 +62,11 @@ def test_two_builds_of_known_speed(fake_build: MakeBuild, tmp_path: Path) -> Non
             assert token == last
     assert Counter(stream.build for stream in run.directory.streams() if stream.is_warmup) == {"slow": 4, "fast": 4}
     assert [(r.build, r.launch) for r in manifest.launch_records] == [
-        ("slow", 0), ("fast", 0), ("fast", 1), ("slow", 1),
-    ]  # fmt: skip
+        ("slow", 0),
+        ("fast", 0),
+        ("fast", 1),
+        ("slow", 1),
+    ]
     assert all(record.samples and record.ready_s > 0 for record in manifest.launch_records)
     assert all(record.server_counters_after["fake:prefix_cache_hits_total"] == 0 for record in manifest.launch_records)
     build = manifest.builds[0]
@@ -171,9 +182,10 @@ def test_a_dying_engine_ends_the_run_with_its_log_and_keeps_the_rest(fake_build:
 def test_an_endpoint_that_goes_away_ends_the_run_and_keeps_the_rest(tmp_path: Path) -> None:
     with ConformanceServer() as server:
         build = resolve_build(f"endpoint:{server.url('steady-1ms')}#steady-1ms")
-        run = Run.create(make_plan([build], depths=(20,), max_tokens=40), tmp_path / "run")
+        plan = make_plan([build], depths=(20,), max_tokens=40)
+        run = Run.create(plan, tmp_path / "run", Told(lambda _: server.__exit__()))
         with pytest.raises(EngineError, match="stopped answering while answering d20-l0-r1"):
-            run.measure(lambda _: server.__exit__())
+            run.measure()
     assert len(measured(run.directory)) == 1
     assert run.directory.manifest().interruptions[0].streams_done == 1
 
