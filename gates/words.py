@@ -111,7 +111,8 @@ def _reason(outcome: GateOutcome) -> str:
         also = "; the baseline's output is wrong too" if baseline and baseline.verdict is Verdict.FAIL else ""
         return f"the output of {outcome.candidate} is wrong: {candidate.reason}{also}"
     if outcome.void_reasons:
-        return f"the measurement is void: {outcome.void_reasons[0]}{_and_more(outcome.void_reasons)}"
+        more = f" (and {len(outcome.void_reasons) - 1} more)" if len(outcome.void_reasons) > 1 else ""
+        return f"the measurement is void: {outcome.void_reasons[0]}{more}"
     if outcome.verdict is Verdict.VOID:
         return _void_by_baseline(outcome, baseline)
     later = f"; {late}" if (late := later_first_token(outcome)) else ""
@@ -278,10 +279,6 @@ def _where(check: OutputOutcome) -> str:
 
 def _worst(depths: Sequence[DepthOutcome]) -> DepthOutcome:
     return max(depths, key=lambda depth: depth.point_estimate)
-
-
-def _and_more(reasons: Sequence[str]) -> str:
-    return f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
 
 
 def in_words(effect: float, attribution: Attribution | None) -> str:
