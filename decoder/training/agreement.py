@@ -8,7 +8,6 @@ on these texts.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import click
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -93,37 +93,49 @@ def describe(name: str, gaps: Gaps, tau: float) -> dict[str, float]:
     }
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("endpoints", nargs=-1, required=True, metavar="NAME=URL…")
+@click.option(
+    "--library",
+    type=click.Path(path_type=Path),
+    help="a standard library's folder (default: the running interpreter's)",
+)
+@click.option("--prompts", "num_prompts", default=64)
+@click.option("--length", default=128)
+@click.option("--max-tokens", default=64)
+@click.option("--seed", default=1)
+@click.option("--write-card", is_flag=True, help="put the rates into training.json and README.md")
+def main(
+    model: Path,
+    endpoints: tuple[str, ...],
+    library: Path | None,
+    num_prompts: int,
+    length: int,
+    max_tokens: int,
+    seed: int,
+    write_card: bool,
+) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.agreement", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("endpoints", nargs="+", metavar="NAME=URL")
-    parser.add_argument("--library", type=Path, help="a standard library's folder (default: the running interpreter's)")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--write-card", action="store_true", help="put the rates into training.json and README.md")
-    arguments = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
-    ids = HeldOutText.read(arguments.model, arguments.library).ids(tokenizer)
-    excerpts = list(prompts(ids, arguments.prompts, arguments.length, arguments.seed))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = HeldOutText.read(model, library).ids(tokenizer)
+    excerpts = list(prompts(ids, num_prompts, length, seed))
     outputs = {}
-    for endpoint in arguments.endpoints:
+    for endpoint in endpoints:
         name, _, url = endpoint.partition("=")
-        outputs[name] = continue_prompts(url, excerpts, arguments.max_tokens)
-    gaps = {name: reference_gaps(arguments.model, excerpts, found) for name, found in outputs.items()}
+        outputs[name] = continue_prompts(url, excerpts, max_tokens)
+    gaps = {name: reference_gaps(model, excerpts, found) for name, found in outputs.items()}
     tau = max(float(g.bf16_choice.max()) for g in gaps.values())
     scores: dict[str, Any] = {"near-tie bound tau (bf16 against fp32, logits)": round(tau, 4)}
     for name, found in gaps.items():
-        scores[f"{name} against transformers, {arguments.prompts} prompts"] = describe(name, found, tau)
+        scores[f"{name} against transformers, {num_prompts} prompts"] = describe(name, found, tau)
     for first, second in combinations(outputs, 2):
         same = sum(a == b for a, b in zip(outputs[first], outputs[second], strict=True))
-        scores[f"identical texts, {first} and {second}"] = f"{same} of {arguments.prompts}"
+        scores[f"identical texts, {first} and {second}"] = f"{same} of {num_prompts}"
     for name, value in scores.items():
         sys.stdout.write(f"{name}: {value}\n")
-    if arguments.write_card:
-        add_scores(arguments.model, scores)
+    if write_card:
+        add_scores(model, scores)
 
 
 if __name__ == "__main__":

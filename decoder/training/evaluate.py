@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import click
 import torch
 from tokenizers import Tokenizer
 
@@ -61,6 +61,17 @@ class Acceptance:
         return sum(n for kept, n in self.accepted.items() if kept >= draft) / self.steps
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Of each depth: how many prompts are decoded with drafts and looked at for loops, and how far they go on."""
+
+    depths: list[int]
+    count: int
+    loop_count: int
+    max_tokens: int
+    seed: int
+
+
 def measure_acceptance(decoder: Decoder, excerpts: list[list[int]], max_tokens: int, drafts: int) -> Acceptance:
     """Decodes each excerpt's continuation; steps cut short by max_tokens are not counted."""
     result = Acceptance(drafts, accepted=Counter())
@@ -81,12 +92,12 @@ def measure_acceptance(decoder: Decoder, excerpts: list[list[int]], max_tokens: 
     return result
 
 
-def acceptance_scores(decoder: Decoder, ids: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
+def acceptance_scores(decoder: Decoder, ids: list[int], plan: Prompts) -> dict[str, Any]:
     """Acceptance at several depths, printed as it goes."""
     scores: dict[str, Any] = {}
-    for depth in arguments.depths:
-        excerpts = list(prompts(ids, arguments.prompts, depth, arguments.seed))
-        found = measure_acceptance(decoder, excerpts, arguments.max_tokens, 3)
+    for depth in plan.depths:
+        excerpts = list(prompts(ids, plan.count, depth, plan.seed))
+        found = measure_acceptance(decoder, excerpts, plan.max_tokens, 3)
         rates = [round(found.rate(n), 3) for n in (1, 2, 3)]
         say(
             f"depth {depth}: mean acceptance length {found.mean_length:.3f}, kept by draft {rates}, "
@@ -97,57 +108,71 @@ def acceptance_scores(decoder: Decoder, ids: list[int], arguments: argparse.Name
     return scores
 
 
-def measure_loops(folder: Path, ids: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_loops(folder: Path, ids: list[int], plan: Prompts) -> dict[str, Any]:
     """Share of greedy continuations that the harness would void, at the depths asked for that are whole chunks."""
     model = TrainingModel(Shape.from_directory(folder))
     load_weights(model, folder)
-    depths = [depth for depth in arguments.depths if depth % CHUNK == 0]
-    scores = loop_scores(model, torch.tensor(ids), depths, (arguments.max_tokens,), arguments.loop_prompts)
+    depths = [depth for depth in plan.depths if depth % CHUNK == 0]
+    scores = loop_scores(model, torch.tensor(ids), depths, (plan.max_tokens,), plan.loop_count)
     for name, value in scores.items():
         say(f"{name}: {value}")
     return scores
 
 
-def main() -> None:
+@click.command(help=__doc__)
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--library",
+    type=click.Path(path_type=Path),
+    help="a standard library's folder (default: the running interpreter's)",
+)
+@click.option("--windows", default=1000, help="at most this many windows for bits per byte")
+@click.option("--length", default=8192, help="tokens a window")
+@click.option("--depths", default="128,1024,4096")
+@click.option("--prompts", "num_prompts", default=16, help="to decode with drafts, a depth")
+@click.option("--loop-prompts", default=48, help="to look for loops, a depth")
+@click.option("--max-tokens", default=128)
+@click.option("--seed", default=0)
+@click.option("--write-card", is_flag=True, help="put the scores into training.json and README.md")
+def main(
+    model: Path,
+    library: Path | None,
+    windows: int,
+    length: int,
+    depths: str,
+    num_prompts: int,
+    loop_prompts: int,
+    max_tokens: int,
+    seed: int,
+    write_card: bool,
+) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.evaluate", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--library", type=Path, help="a standard library's folder (default: the running interpreter's)")
-    parser.add_argument("--windows", type=int, default=1000, help="at most this many windows for bits per byte")
-    parser.add_argument("--length", type=int, default=8192, help="tokens a window")
-    parser.add_argument("--depths", type=int, nargs="*", default=[128, 1024, 4096])
-    parser.add_argument("--prompts", type=int, default=16, help="to decode with drafts, a depth")
-    parser.add_argument("--loop-prompts", type=int, default=48, help="to look for loops, a depth")
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write-card", action="store_true", help="put the scores into training.json and README.md")
-    arguments = parser.parse_args()
-    folder: Path = arguments.model
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text = HeldOutText.read(folder, arguments.library)
+    plan = Prompts([int(depth) for depth in depths.split(",") if depth], num_prompts, loop_prompts, max_tokens, seed)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = HeldOutText.read(model, library)
     ids = text.ids(tokenizer)
     say(f"{len(ids):,} held-out tokens; {text.unchanged} of {text.listed} files are byte for byte those of training")
     xz = xz_bits_per_byte(text.texts)
     scores: dict[str, Any] = {}
-    if arguments.windows:
-        bits = measure_bits(folder, ids, tokenizer, arguments.length, arguments.windows)
+    if windows:
+        bits = measure_bits(model, ids, tokenizer, length, windows)
         positions = {f"{a}-{b}": round(value, 4) for (a, b), value in bits.by_position.items()}
         say(f"bits per byte {bits.overall:.4f} over {bits.predicted_bytes:,} bytes; `xz -9` on all of it {xz:.4f}")
         say("by position " + ", ".join(f"{k}: {v}" for k, v in positions.items()))
         scores = {
-            f"bits per byte, windows of {arguments.length} tokens": round(bits.overall, 4),
+            f"bits per byte, windows of {length} tokens": round(bits.overall, 4),
             "bits per byte by position": positions,
             "bits per byte of `xz -9`": round(xz, 4),
         }
-    if arguments.loop_prompts:
-        scores |= measure_loops(folder, ids, arguments)
-    decoder = Decoder.load(folder, device="cpu", draft_window=ALL, draft_context=ALL)  # scores are the model's alone
-    scores |= acceptance_scores(decoder, ids, arguments)
+    if loop_prompts:
+        scores |= measure_loops(model, ids, plan)
+    decoder = Decoder.load(model, device="cpu", draft_window=ALL, draft_context=ALL)  # scores are the model's alone
+    scores |= acceptance_scores(decoder, ids, plan)
     prompt = tokenizer.encode(SAMPLE_PROMPT).ids
     continued = [i for step in decoder.generate(prompt, max_tokens=120) for i in step.token_ids]
     say(tokenizer.decode(prompt + continued))
-    if arguments.write_card:
-        add_scores(folder, scores)
+    if write_card:
+        add_scores(model, scores)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ compressed text with manifest.json (every package, version, licence and size), h
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,8 @@ from itertools import chain
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import click
 
 from ..errors import DecoderError
 from .corpus import (
@@ -82,36 +83,34 @@ def write(corpus: Corpus, out: Path) -> None:
         (out / f"{name}.json").write_text(dumps(content, indent=2) + "\n")
 
 
-def main(argv: list[str] | None = None) -> None:
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option(
+    "--library",
+    "libraries",
+    multiple=True,
+    metavar="VERSION=DIR",
+    help="a standard library; the first gives the held-out text (default: the running interpreter's)",
+)
+@click.option(
+    "--packages",
+    multiple=True,
+    metavar="SITE_PACKAGES",
+    type=click.Path(path_type=Path),
+    help="a folder of installed packages (default: packages.py, installed for this into a temporary folder)",
+)
+def main(out: Path, libraries: tuple[str, ...], packages: tuple[Path, ...]) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.prepare", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--library",
-        action="append",
-        metavar="VERSION=DIR",
-        default=[],
-        help="a standard library; the first gives the held-out text (default: the running interpreter's)",
-    )
-    parser.add_argument(
-        "--packages",
-        action="append",
-        metavar="SITE_PACKAGES",
-        type=Path,
-        default=[],
-        help="a folder of installed packages (default: packages.py, installed for this into a temporary folder)",
-    )
-    arguments = parser.parse_args(argv)
-    libraries = arguments.library or [f"{running_version()}={sysconfig.get_paths()['stdlib']}"]
+    libraries = libraries or (f"{running_version()}={sysconfig.get_paths()['stdlib']}",)
     with TemporaryDirectory() as temporary:
-        if not arguments.packages:
+        if not packages:
             install(PINNED, Path(temporary))
             say(f"{len(PINNED)} packages installed")
-        corpus = gather(libraries, arguments.packages or [Path(temporary)])
+        corpus = gather(libraries, packages or [Path(temporary)])
     say(f"{len(corpus.training):,} files to train on, {len(corpus.held_out)} held out")
-    write(corpus, arguments.out)
-    size = sum(path.stat().st_size for path in arguments.out.iterdir())
-    say(f"{size / 1e6:.1f} MB in {arguments.out}")
+    write(corpus, out)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    say(f"{size / 1e6:.1f} MB in {out}")
 
 
 if __name__ == "__main__":

@@ -7,20 +7,21 @@ stage ends at its share of the wall-clock budget, or at a number of steps, which
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import copyfile
 from time import monotonic
 from typing import Any
 
+import click
 import torch
 from tokenizers import Tokenizer
 
 from .card import TrainingFacts, write_facts
 from .corpus import Corpus
 from .export import save_checkpoint
-from .inputs import add_arguments, device_of, encode, gather, plan_of
+from .inputs import Inputs, device_of, encode, gather, input_options, plan_of
 from .progress import say
 from .scores import run_scores
 from .shape import SHIPPED, SMOKE, Shape
@@ -31,33 +32,30 @@ from .unloop import Unlooper, UnloopPlan
 SCORING_SECONDS = 15.0  # kept free at the end of a budget
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.train", description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--tokenizer", type=Path, help="default: the corpus's own, or one trained now")
-    parser.add_argument("--minutes", type=float, default=6.0, help="wall-clock budget, reading text included")
-    parser.add_argument("--unloop-minutes", type=float, default=1.2, help="of these, for the second stage")
-    parser.add_argument("--steps", type=int, help="steps of the first stage instead")
-    parser.add_argument("--unloop-steps", type=int, help="steps of the second stage instead")
-    return parser.parse_args(argv)
-
-
-def tokenizer_for(arguments: argparse.Namespace, corpus: Corpus, shape: Shape) -> Tokenizer:
+def tokenizer_for(inputs: Inputs, named: Path | None, corpus: Corpus, shape: Shape) -> Tokenizer:
     """The tokenizer that is named, else the corpus's, else one trained on the training text."""
-    prepared = arguments.corpus / "tokenizer.json" if arguments.corpus else None
-    path = arguments.tokenizer or (prepared if prepared and prepared.is_file() and not arguments.smoke else None)
+    prepared = inputs.corpus / "tokenizer.json" if inputs.corpus else None
+    path = named or (prepared if prepared and prepared.is_file() and not inputs.smoke else None)
     if path:
         return Tokenizer.from_file(str(path))
     return train_tokenizer((d.text for d in corpus.training[::3]), shape.vocab_size)
 
 
-def budgets(arguments: argparse.Namespace, started: float) -> tuple[Budget, Budget]:
-    """When the two stages end; a smoke run counts steps."""
-    end = started + arguments.minutes * 60 - SCORING_SECONDS
-    steps = arguments.steps or (8 if arguments.smoke else None)
-    unloop_steps = arguments.unloop_steps or (2 if arguments.smoke else None)
-    return Budget(end - arguments.unloop_minutes * 60, steps), Budget(end, unloop_steps)
+@dataclass(frozen=True)
+class Length:
+    """How long the two stages are asked to last: minutes of both and of the second, or steps of each."""
+
+    minutes: float
+    unloop_minutes: float
+    steps: int | None
+    unloop_steps: int | None
+
+    def budgets(self, started: float, *, smoke: bool) -> tuple[Budget, Budget]:
+        """When the two stages end; a smoke run counts steps."""
+        end = started + self.minutes * 60 - SCORING_SECONDS
+        steps = self.steps or (8 if smoke else None)
+        unloop_steps = self.unloop_steps or (2 if smoke else None)
+        return Budget(end - self.unloop_minutes * 60, steps), Budget(end, unloop_steps)
 
 
 def command_of(trainer: Trainer, unlooper: Unlooper) -> str:
@@ -91,31 +89,42 @@ def facts_of(trainer: Trainer, unlooper: Unlooper, seconds: tuple[float, float],
     )
 
 
-def main(argv: list[str] | None = None) -> None:
+@click.command(help=__doc__)
+@input_options
+@click.option(
+    "--tokenizer", "named", type=click.Path(path_type=Path), help="default: the corpus's own, or one trained now"
+)
+@click.option("--minutes", default=6.0, help="wall-clock budget, reading text included")
+@click.option("--unloop-minutes", default=1.2, help="of these, for the second stage")
+@click.option("--steps", type=int, help="steps of the first stage instead")
+@click.option("--unloop-steps", type=int, help="steps of the second stage instead")
+def main(
+    named: Path | None, minutes: float, unloop_minutes: float, steps: int | None, unloop_steps: int | None, **given: Any
+) -> None:
     """Command line."""
-    arguments = parse(argv)
+    inputs, length = Inputs(**given), Length(minutes, unloop_minutes, steps, unloop_steps)
     started = monotonic()
-    shape, device = (SMOKE if arguments.smoke else SHIPPED), device_of(arguments)
-    corpus, described = gather(arguments)
-    tokenizer = tokenizer_for(arguments, corpus, shape)
+    shape, device = (SMOKE if inputs.smoke else SHIPPED), device_of(inputs)
+    corpus, described = gather(inputs)
+    tokenizer = tokenizer_for(inputs, named, corpus, shape)
     say(f"text and tokenizer ready after {monotonic() - started:.1f} s")
-    text = encode(arguments, corpus, described, tokenizer)
+    text = encode(inputs, corpus, described, tokenizer)
     pools = text.streams
     say(f"{len(pools.library):,} + {len(pools.packages):,} tokens to train on, {len(pools.held_out):,} held out")
     say(f"encoded after {monotonic() - started:.1f} s")
-    trainer = Trainer(shape, plan_of(arguments, device), text.streams, text.sizes, device)
-    save_checkpoint(trainer.model, tokenizer, text.held_out, arguments.out)
-    first, second = budgets(arguments, started)
-    unlooper = Unlooper(trainer, UnloopPlan.smoke() if arguments.smoke else UnloopPlan())
+    trainer = Trainer(shape, plan_of(inputs, device), text.streams, text.sizes, device)
+    save_checkpoint(trainer.model, tokenizer, text.held_out, inputs.out)
+    first, second = length.budgets(started, smoke=inputs.smoke)
+    unlooper = Unlooper(trainer, UnloopPlan.smoke() if inputs.smoke else UnloopPlan())
     unlooper.warm_up()
     say(f"buffers ready after {monotonic() - started:.1f} s")
-    trained = trainer.run(first, arguments.out)
-    copyfile(arguments.out / "model.safetensors", arguments.out.with_name(f"{arguments.out.name}-before-unloop"))
-    unlooped = unlooper.run(second, arguments.out)
+    trained = trainer.run(first, inputs.out)
+    copyfile(inputs.out / "model.safetensors", inputs.out.with_name(f"{inputs.out.name}-before-unloop"))
+    unlooped = unlooper.run(second, inputs.out)
     facts = facts_of(trainer, unlooper, (trained, unlooped), text.described)
-    write_facts(facts, arguments.out)  # a run that fails in its scores keeps what it trained
-    facts["scores"] = run_scores(trainer, arguments.out, text.held_out_texts)
-    write_facts(facts, arguments.out)
+    write_facts(facts, inputs.out)  # a run that fails in its scores keeps what it trained
+    facts["scores"] = run_scores(trainer, inputs.out, text.held_out_texts)
+    write_facts(facts, inputs.out)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,20 @@ this is for a model that is there already. One GPU and a minute or two; --smoke 
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copytree
 from time import monotonic
+from typing import Any
 
+import click
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from .card import add_stage
 from .export import load_weights, save_weights
-from .inputs import add_arguments, device_of, encode, gather, plan_of
+from .inputs import Inputs, device_of, encode, gather, input_options, plan_of
 from .loops import loop_tokens
 from .losses import BatchLosses, batch_losses, unlikelihood
 from .model import TrainingModel
@@ -143,30 +144,30 @@ def stretch_change(model: TrainingModel, before: dict[str, Tensor], stretch: flo
         parameter.copy_(torch.lerp(before[name], parameter, stretch))
 
 
-def main(argv: list[str] | None = None) -> None:
+@click.command(help=__doc__)
+@click.argument("model", type=click.Path(path_type=Path))
+@input_options
+@click.option("--minutes", default=2.0, help="wall-clock budget, reading text included")
+@click.option("--steps", type=int, help="stop after this many steps instead")
+@click.option("--learning-rate", default=1.4e-3)
+@click.option("--stretch", default=1.1, help="of the change in the weights; 1 leaves it")
+def main(model: Path, minutes: float, steps: int | None, learning_rate: float, stretch: float, **given: Any) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m kernarc.decoder.training.unloop", description=__doc__)
-    parser.add_argument("model", type=Path)
-    add_arguments(parser)
-    parser.add_argument("--minutes", type=float, default=2.0, help="wall-clock budget, reading text included")
-    parser.add_argument("--steps", type=int, help="stop after this many steps instead")
-    parser.add_argument("--learning-rate", type=float, default=1.4e-3)
-    parser.add_argument("--stretch", type=float, default=1.1, help="of the change in the weights; 1 leaves it")
-    arguments = parser.parse_args(argv)
+    inputs = Inputs(**given)
     started = monotonic()
-    tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
-    device = device_of(arguments)
-    text = encode(arguments, *gather(arguments), tokenizer)
-    shape = Shape.from_directory(arguments.model)
-    trainer = Trainer(shape, plan_of(arguments, device), text.streams, text.sizes, device)
-    load_weights(trainer.model, arguments.model)
-    copytree(arguments.model, arguments.out, dirs_exist_ok=True)
-    plan = UnloopPlan.smoke() if arguments.smoke else UnloopPlan()
-    plan = replace(plan, learning_rate=arguments.learning_rate, stretch=arguments.stretch)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    device = device_of(inputs)
+    text = encode(inputs, *gather(inputs), tokenizer)
+    shape = Shape.from_directory(model)
+    trainer = Trainer(shape, plan_of(inputs, device), text.streams, text.sizes, device)
+    load_weights(trainer.model, model)
+    copytree(model, inputs.out, dirs_exist_ok=True)
+    plan = UnloopPlan.smoke() if inputs.smoke else UnloopPlan()
+    plan = replace(plan, learning_rate=learning_rate, stretch=stretch)
     unlooper = Unlooper(trainer, plan)
-    deadline = None if arguments.steps else started + arguments.minutes * 60
-    seconds = unlooper.run(Budget(deadline, arguments.steps), arguments.out)
-    add_stage(arguments.out, unlooper.facts(seconds), run_scores(trainer, arguments.out, text.held_out_texts))
+    deadline = None if steps else started + minutes * 60
+    seconds = unlooper.run(Budget(deadline, steps), inputs.out)
+    add_stage(inputs.out, unlooper.facts(seconds), run_scores(trainer, inputs.out, text.held_out_texts))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The gate on real engines of this machine, sound and planted: every case is the real command line.
 
 Speed is judged on the small structured checkpoint, whose acceptance is known, faults inside the model on the shipped
-trained one, whose answers hang on them. About 8 minutes on two quiet cores; a busy machine voids streams, and says so.
+trained one, whose answers hang on them. Minutes a case on two cores; a busy machine voids streams, and says so.
 """
 
 import json

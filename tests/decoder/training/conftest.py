@@ -29,7 +29,7 @@ def corpus_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smoke(corpus_folder: Path, out: Path) -> Path:
     """A smoke run of six steps of text and one with rollouts."""
     arguments = ["--smoke", "--steps", "6", "--unloop-steps", "1", "--corpus", str(corpus_folder), "--out", str(out)]
-    train.main(arguments)
+    train.main(arguments, standalone_mode=False)
     return out
 
 

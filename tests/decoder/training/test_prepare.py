@@ -38,7 +38,8 @@ def site_packages(tmp_path: Path) -> Path:
 
 def test_one_command_writes_text_licences_and_tokenizer(library: Path, site_packages: Path, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
-    prepare.main(["--out", str(out), "--library", f"3.13.0={library}", "--packages", str(site_packages)])
+    arguments = ["--out", str(out), "--library", f"3.13.0={library}", "--packages", str(site_packages)]
+    prepare.main(arguments, standalone_mode=False)
     corpus = read_corpus(out, 1)
     assert [d.path for d in corpus.training] == ["json.py", "queue.py", "open.py"]
     assert [d.path for d in corpus.held_out] == ["shutil.py"]
@@ -52,8 +53,9 @@ def test_one_command_writes_text_licences_and_tokenizer(library: Path, site_pack
 
 
 def test_a_folder_without_a_library_is_refused(tmp_path: Path) -> None:
+    arguments = ["--out", str(tmp_path / "out"), "--library", f"3.13.0={tmp_path}", "--packages", str(tmp_path)]
     with pytest.raises(DecoderError, match="holds no standard library"):
-        prepare.main(["--out", str(tmp_path / "out"), "--library", f"3.13.0={tmp_path}", "--packages", str(tmp_path)])
+        prepare.main(arguments, standalone_mode=False)
 
 
 def test_a_package_that_cannot_be_installed_is_told_in_pip_s_words(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_the_change_is_stretched(stretch: float) -> None:
 def test_the_command_mends_a_copy(trained: Path, corpus_folder: Path, tmp_path: Path) -> None:
     model = copytree(trained, tmp_path / "model")
     arguments = ["--corpus", str(corpus_folder), "--out", str(tmp_path / "mended"), "--smoke", "--steps", "1"]
-    unloop.main([str(model), *arguments])
+    unloop.main([str(model), *arguments], standalone_mode=False)
     before, after = (load_file(str(f / "model.safetensors")) for f in (model, tmp_path / "mended"))
     assert before.keys() == after.keys()
     assert not torch.equal(before["mtp.fc.weight"], after["mtp.fc.weight"])
