@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from ...harness.errors import RecordError
 from ...harness.run.records import Record
+from ...harness.run.storage import RunDirectory
 from ..outcomes import OutputOutcome, Verdict
 
 CHECK_FILE = "check.json"
@@ -39,9 +40,7 @@ def write_check(run_dir: Path, outcomes: list[OutputOutcome]) -> list[KeptCheck]
     kept = {one.build: one for one in found_kept if one is not None}
     found = {**earlier, **{outcome.build: outcome for outcome in outcomes if outcome.build not in kept}}
     content = {"output_checks": [json.loads(outcome.model_dump_json()) for outcome in found.values()]}
-    temporary = run_dir / f"{CHECK_FILE}.new"
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(run_dir / CHECK_FILE)
+    RunDirectory(run_dir).write_document(CHECK_FILE, json.dumps(content, indent=2))
     return list(kept.values())
 
 
