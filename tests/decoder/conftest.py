@@ -1,10 +1,11 @@
-"""Random checkpoints of several shapes, written once a session."""
+"""Random checkpoints of several shapes, written once a session, and where kernels run here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 from kernarc.decoder.native.build import NativeUnavailableError, find_compiler
 
 from ..fakes.decoder_checkpoints import Layout, RandomCheckpoint, write_checkpoint
@@ -80,3 +81,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def base_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> RandomCheckpoint:
     """The BASE shape alone."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "base")
+
+
+@pytest.fixture
+def device() -> str:
+    """Where kernels run: on the card where there is one, else in Triton's interpreter (tests/conftest.py)."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
